@@ -1,4 +1,4 @@
-"""ONNX files that posexport did not write: exports without their metadata, and small graphs by hand."""
+"""ONNX files like those that posexport did not write: exports without their metadata, and small graphs made by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def one_layer(**changes: Any) -> Spec:
 def foreign(
     folder: Path, name: str, spec: Spec, form: str = "decomposed", change: Callable[[Any], None] | None = None
 ) -> Path:
-    """The export of a spec as a file `<name>.onnx` that says nothing of posexport, changed by `change`."""
+    """Export a spec as `<name>.onnx` without a manifest and without posexport's metadata, then apply `change` to it."""
     path = folder / f"{name}.onnx"
     write_onnx(exported(spec, form), path)
     path.with_name(path.name + ".json").unlink()
@@ -40,7 +40,7 @@ def foreign(
 
 
 def _table() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """x + positions[:length], for 16 positions: torch bakes such tables in."""
+    """x + positions[:length] with a table of 16 positions. Exports by torch contain such tables as constants."""
     inputs = [helper.make_tensor_value_info("x", FLOAT, [*_ROWS, 4])]
     outputs = [helper.make_tensor_value_info("y", FLOAT, [*_ROWS, 4])]
     table = np.random.default_rng(0).standard_normal((1, 16, 4)).astype(np.float32)
@@ -55,7 +55,8 @@ def _table() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def _kinds() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Outputs of every kind: probabilities, the largest of them, a truth value, and scores with infinity."""
+    """A graph with outputs of every kind: probabilities, the index of the largest, booleans, and scores with
+    -infinity."""
     inputs = [helper.make_tensor_value_info("x", FLOAT, [*_ROWS, 4])]
     outputs = [
         helper.make_tensor_value_info("p", FLOAT, [*_ROWS, 4]),
@@ -77,7 +78,7 @@ def _kinds() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def _unknown() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """x * foo, whose whole numbers no name tells."""
+    """x * foo. The name of the integer input `foo` does not say what its numbers mean."""
     inputs = [helper.make_tensor_value_info("x", FLOAT, [*_ROWS, 4]), helper.make_tensor_value_info("foo", INT, _ROWS)]
     outputs = [helper.make_tensor_value_info("y", FLOAT, [*_ROWS, 4])]
     nodes = [
@@ -89,7 +90,7 @@ def _unknown() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def _pictures() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Pictures of any size, it says; but they are added to one of 224 by 224."""
+    """The graph declares pictures of any size, but it adds them to a constant of 224 by 224."""
     inputs = [helper.make_tensor_value_info("pixel_values", FLOAT, ["b", 3, "h", "w"])]
     outputs = [helper.make_tensor_value_info("y", FLOAT, ["b", 3, "h", "w"])]
     picture = np.random.default_rng(0).standard_normal((3, 224, 224)).astype(np.float32)
@@ -98,7 +99,7 @@ def _pictures() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
 
 
 def _constant() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """No input at all."""
+    """A graph without inputs."""
     outputs = [helper.make_tensor_value_info("y", FLOAT, [3])]
     nodes = [helper.make_node("Exp", ["x"], ["y"])]
     return [], outputs, nodes, [numpy_helper.from_array(np.arange(3, dtype=np.float32), "x")]

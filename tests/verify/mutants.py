@@ -1,4 +1,4 @@
-"""Faults that a graph may have: changes of an exported model, in the graph itself or in the body of a function."""
+"""Faults to plant in an exported model, in the main graph or in the body of a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Find = Callable[[onnx.NodeProto], bool]
 
 
 def find(model: onnx.ModelProto, op: str, reads: str = "", nth: int = 0) -> tuple[Any, int, onnx.NodeProto]:
-    """(graph or function, index, node): the nth node of that operator which reads a value whose name starts so."""
+    """The nth node with operator `op` that reads a value whose name starts with `reads`: (graph or function, index,
+    node)."""
     found = [
         (holder, index, node)
         for holder in (model.graph, *model.functions)
@@ -28,7 +29,7 @@ def find(model: onnx.ModelProto, op: str, reads: str = "", nth: int = 0) -> tupl
 
 
 def _put(holder: Any, index: int, nodes: Sequence[onnx.NodeProto]) -> None:
-    """Insert before `index` (protobuf's own insert copies)."""
+    """Insert nodes before `index`. (Protobuf's own insert copies.)"""
     after = [onnx.NodeProto.FromString(node.SerializeToString()) for node in holder.node[index:]]
     del holder.node[index:]
     holder.node.extend([*nodes, *after])
@@ -39,7 +40,7 @@ def _constant(name: str, value: Array) -> onnx.NodeProto:
 
 
 def initializer(name: str, change: Callable[[Array], Array]) -> Mutate:
-    """Other numbers in an initializer."""
+    """An initializer gets the numbers that `change` returns."""
 
     def mutate(model: onnx.ModelProto) -> None:
         tensor = next(each for each in model.graph.initializer if each.name == name)
@@ -61,7 +62,7 @@ def constant_read(op: str, axis: int, value: Any, reads: str = "", nth: int = 0)
 
 
 def before(op: str, axis: int, nodes: Callable[[str], list[onnx.NodeProto]], reads: str = "", nth: int = 0) -> Mutate:
-    """`nodes` between a node and its input number `axis`; the last of them writes "planted"."""
+    """`nodes` are inserted between a node and its input number `axis`. The last of them writes "planted"."""
 
     def mutate(model: onnx.ModelProto) -> None:
         holder, index, node = find(model, op, reads, nth)
@@ -73,7 +74,7 @@ def before(op: str, axis: int, nodes: Callable[[str], list[onnx.NodeProto]], rea
 
 
 def bypassed(op: str, axis: int, reads: str = "", nth: int = 0) -> Mutate:
-    """A node's readers get its input number `axis` instead of what it computes."""
+    """The readers of a node get the node's input number `axis` instead of its output."""
 
     def mutate(model: onnx.ModelProto) -> None:
         holder, index, node = find(model, op, reads, nth)
@@ -87,7 +88,7 @@ def bypassed(op: str, axis: int, reads: str = "", nth: int = 0) -> Mutate:
 
 
 def swapped(op: str, reads: str = "", nth: int = 0) -> Mutate:
-    """A node gets its two inputs the other way round."""
+    """A node gets its first two inputs in the other order."""
 
     def mutate(model: onnx.ModelProto) -> None:
         _, _, node = find(model, op, reads, nth)
@@ -97,7 +98,7 @@ def swapped(op: str, reads: str = "", nth: int = 0) -> Mutate:
 
 
 def operator(op: str, other: str) -> Mutate:
-    """Another operator in a node's place."""
+    """The first node with operator `op` gets the operator `other`."""
 
     def mutate(model: onnx.ModelProto) -> None:
         find(model, op)[2].op_type = other
@@ -106,7 +107,7 @@ def operator(op: str, other: str) -> Mutate:
 
 
 def last(nodes: Callable[[str], list[onnx.NodeProto]], elem_type: int | None = None) -> Mutate:
-    """`nodes` between the block's result and the output; the last of them writes "output"."""
+    """`nodes` are inserted between the block's result and the output. The last of them writes "output"."""
 
     def mutate(model: onnx.ModelProto) -> None:
         holder, index, node = next(
@@ -135,7 +136,7 @@ def bias_after_softmax(model: onnx.ModelProto) -> None:
 
 
 def other_spec(spec: Spec) -> Mutate:
-    """The file says that it computes the block of another spec."""
+    """The metadata of the file contain another spec."""
 
     def mutate(model: onnx.ModelProto) -> None:
         next(each for each in model.metadata_props if each.key == "posexport.spec").value = spec.to_json()
@@ -144,45 +145,45 @@ def other_spec(spec: Spec) -> Mutate:
 
 
 def later(name: str) -> list[onnx.NodeProto]:
-    """Positions one later than the caller said."""
+    """Positions are one larger than given."""
     return [_constant("one", np.int64(1)), helper.make_node("Add", [name, "one"], ["planted"], name="late")]
 
 
 def columns_for_rows(name: str) -> list[onnx.NodeProto]:
-    """Positions with x and y exchanged."""
+    """The x and y of positions are exchanged."""
     order = _constant("order", np.array([1, 0]))
     return [order, helper.make_node("Gather", [name, "order"], ["planted"], name="axes", axis=-1)]
 
 
 def through_half(name: str) -> list[onnx.NodeProto]:
-    """Positions rounded to half precision, as where angles are computed in it."""
+    """Positions are rounded to half precision, as if angles were computed in it."""
     half = helper.make_node("Cast", [name], ["half"], name="to half", to=TensorProto.FLOAT16)
     return [half, helper.make_node("Cast", ["half"], ["planted"], name="from half", to=TensorProto.FLOAT)]
 
 
 def cast_to(elem_type: int) -> Callable[[str], list[onnx.NodeProto]]:
-    """A last node that converts."""
+    """A last node that casts to a type."""
     return lambda name: [helper.make_node("Cast", [name], ["output"], name="cast", to=elem_type)]
 
 
 def transposed(name: str) -> list[onnx.NodeProto]:
-    """[seq, batch, hidden]."""
+    """The output becomes [seq, batch, hidden]."""
     return [helper.make_node("Transpose", [name], ["output"], name="turned", perm=[1, 0, 2])]
 
 
 def pooled(name: str) -> list[onnx.NodeProto]:
-    """[batch, 1, hidden], which broadcasts against what it should be."""
+    """The output becomes [batch, 1, hidden], which broadcasts against the right shape."""
     axes = _constant("axes", np.array([1]))
     return [axes, helper.make_node("ReduceMean", [name, "axes"], ["output"], name="pooled", keepdims=1)]
 
 
 def zeroed(name: str) -> list[onnx.NodeProto]:
-    """Nothing but zeros."""
+    """The output becomes zeros."""
     return [_constant("nil", np.float32(0)), helper.make_node("Mul", [name, "nil"], ["output"], name="nothing")]
 
 
 def output_under(name: str) -> Mutate:
-    """The output under another name."""
+    """The output gets another name."""
 
     def mutate(model: onnx.ModelProto) -> None:
         last(lambda result: [helper.make_node("Identity", [result], ["output"], name="renamed")])(model)
@@ -192,7 +193,7 @@ def output_under(name: str) -> Mutate:
 
 
 def input_under(name: str) -> Mutate:
-    """`hidden_states` under another name."""
+    """The input `hidden_states` gets another name."""
 
     def mutate(model: onnx.ModelProto) -> None:
         for node in model.graph.node:
@@ -203,7 +204,7 @@ def input_under(name: str) -> Mutate:
 
 
 def second_output(model: onnx.ModelProto) -> None:
-    """One output more than the block has."""
+    """The graph gets a second output, equal to the first."""
     model.graph.node.append(helper.make_node("Identity", ["output"], ["again"], name="again"))
     again = model.graph.output.add()
     again.CopyFrom(model.graph.output[0])
@@ -211,12 +212,12 @@ def second_output(model: onnx.ModelProto) -> None:
 
 
 def no_output(model: onnx.ModelProto) -> None:
-    """No output at all."""
+    """The graph gets no output."""
     del model.graph.output[:]
 
 
 def inner_names(model: onnx.ModelProto) -> None:
-    """Other names for every node and inner value, and a comment: the same function."""
+    """Every node and inner value gets another name, and every node a comment. The graph computes the same function."""
     for holder in (model.graph, *model.functions):
         inner = {name for node in holder.node for name in node.output}
         inner -= {each if isinstance(each, str) else each.name for each in holder.output}
@@ -227,6 +228,6 @@ def inner_names(model: onnx.ModelProto) -> None:
 
 
 def nan_at(values: Array) -> Array:
-    """The same with one NaN."""
+    """The values with one NaN among them."""
     values.flat[1] = np.nan
     return values

@@ -24,7 +24,8 @@ def write(folder: Path, name: str, spec: Spec, form: str = "decomposed") -> Path
 
 
 def plant(folder: Path, name: str, spec: Spec, mutate: Mutate, form: str = "decomposed") -> Path:
-    """An artifact `<name>.onnx` that `mutate` has changed; without a manifest, which would tell."""
+    """An artifact `<name>.onnx` that `mutate` has changed. It has no manifest, because its digest would give the fault
+    away."""
     path = write(folder, name, spec, form)
     model = onnx.load(path)
     mutate(model)
@@ -34,7 +35,7 @@ def plant(folder: Path, name: str, spec: Spec, mutate: Mutate, form: str = "deco
 
 
 def on_each_engine(names: Iterable[str], engines: Collection[str], few: Collection[str]) -> list[Any]:
-    """Parameters (name, engine); all but the `few` on the first engine belong to the slow sweep."""
+    """Every pair (name, engine) as a parameter. All are marked slow, except the names in `few` on the first engine."""
     first, *_ = engines
     return [
         pytest.param(name, engine, marks=() if name in few and engine == first else pytest.mark.slow)

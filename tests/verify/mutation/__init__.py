@@ -1,5 +1,7 @@
-"""The mutation test of verify: faulty graphs whose faults an oracle of its own has shown, and how many verify finds.
+"""The mutation test of verify.
 
-`artifacts` are the sound files, `random_faults` and `corner_faults` change them, `inputs` and `oracle` show that a
-change is a fault, `scoring` asks verify, `sound_specs` draws specs that must pass, and `page` writes the result.
+It makes faulty graphs, shows each fault with an independent oracle, and counts how many faults verify finds.
+`artifacts` are the sound files. `random_faults`, `constant_faults` and `corners` change them. `inputs` and `oracle`
+show that a change is a fault. `scoring` runs verify. `sound_specs` draws specs that must pass. `page` writes the
+result.
 """

@@ -1,4 +1,4 @@
-"""`scripts/mutation`: score verify, and write docs/results/mutation.json and the tables of docs/results/mutation.md."""
+"""`scripts/mutation`: score verify and write docs/results/mutation.json and the tables of docs/results/mutation.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posexport.files import staged
 RESULTS = Path(__file__).resolve().parents[3] / "docs/results"
 PARTS = ("mutants", "sound")
 SLOW_RUNTIMES = ("onnx-reference", "tensorrt-import")
-"""Runtimes on which a tenth of the sound specs is tried."""
+"""Runtimes that get only a tenth of the sound specs."""
 
 
 @click.command()
@@ -88,7 +88,7 @@ def main(
 
 
 def _show(scored: Score, data: dict[str, Any]) -> bool:
-    """Print the score and the faults that passed; whether it reaches the targets."""
+    """Print the score and the faults that passed. Return whether the score reaches the targets."""
     rows = {"random": data["random"], "corner": data["corner"], **data["classes"]}
     for name, row in rows.items():
         click.echo(

@@ -1,7 +1,7 @@
-"""The sound artifacts that are mutated: every encoding, and each kind of mask, cache, stack, form and dtype.
+"""The sound artifacts that are mutated. They cover every encoding, and each kind of mask, cache, stack, form and dtype.
 
-They are small (hidden size 32 or 48), so that a long sequence costs little, but their numbers (windows, chunks, tables,
-trained lengths) are those of real models.
+They are small (hidden size 32 or 48), so that long sequences are cheap. Their windows, chunks, tables and trained
+lengths are those of real models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posexport.spec.spec import Spec
 
 @attrs.frozen
 class Artifact:
-    """One sound file: its spec, how it is written, its graph, and its weights by their public names."""
+    """One sound file: its spec, its graph, and its weights by their public names."""
 
     name: str
     spec: Spec
@@ -34,7 +34,8 @@ class Artifact:
 
 
 def make_spec(encoding: str, pattern: str | None = None, **fields: Any) -> Spec:
-    """A spec of hidden size 32 with 4 heads; `fields` are those of the encoding and of the spec alike."""
+    """A spec with hidden size 32 and 4 heads unless `fields` say otherwise. `fields` may be of the encoding or of the
+    spec."""
     own = {field.name for field in attrs.fields(ENCODINGS[encoding])}
     parameters = {"name": encoding, **{key: value for key, value in fields.items() if key in own}}
     others = {"hidden_size": 32, "num_heads": 4, **{key: value for key, value in fields.items() if key not in own}}
@@ -167,7 +168,7 @@ ARTIFACTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def write_artifact(name: str, folder: Path) -> Artifact:
-    """Export one of ARTIFACTS to `folder / sound-NAME.onnx`, and read it back."""
+    """Export one of ARTIFACTS to `folder / sound-NAME.onnx` and read it back."""
     arguments, how = ARTIFACTS[name]
     spec = make_spec(**arguments)
     weights = seeded_weights(spec, 0)

@@ -1,4 +1,4 @@
-"""Random mutants by a constant: one number of a graph changed, or a weight read wrongly."""
+"""Random mutants by constants: one number of a graph is changed, or a weight is misread."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mutation.surgery import Array, Holder, change_input, constant_value, read_c
 
 Random = np.random.Generator
 ChangeValues = Callable[[Array, Random], Array | None]
-"""Other values for a constant, None where it can't have any."""
+"""Returns other values for a constant, or None if the constant can't be changed."""
 
 Mutate = Callable[[onnx.ModelProto, Random, frozenset[str]], str | None]
-"""Change a graph, whose weights have these names; what was done, or None where nothing could be."""
+"""Changes a graph whose weights have the given names. Returns a description of the change, or None if the graph has no
+place for it."""
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -23,7 +24,7 @@ def label(node: onnx.NodeProto) -> str:
 
 
 def _constants(model: onnx.ModelProto, weights: frozenset[str], kind: str) -> list[tuple[Holder, int, int, Array]]:
-    """Each constant that a node reads, of a numpy kind: holder, index of the reader, number of the input, value."""
+    """Each constant with a numpy kind that a node reads: (holder, index of the reader, number of the input, value)."""
     found = []
     for holder, index, node in sites(model):
         for at, name in enumerate(node.input):
@@ -67,7 +68,7 @@ def perturbed(values: Array, random: Random) -> Array:
     flat = values.reshape(-1)
     at = random.integers(flat.size)
     factor = 1 + random.choice([-1, 1]) * random.uniform(0.003, 0.5)
-    with np.errstate(over="ignore"):  # of half precision
+    with np.errstate(over="ignore"):  # half precision may overflow
         flat[at] = flat[at] * factor if flat[at] else 0.1
     return values
 
@@ -106,7 +107,7 @@ def epsilon(model: onnx.ModelProto, random: Random, weights: frozenset[str]) -> 
 def changed_reads(
     kinds: tuple[str, ...], ats: tuple[int, ...], change: Callable[[Array, Random], Array | None]
 ) -> Mutate:
-    """A constant integer input of some operators changed."""
+    """Change a constant integer input (number in `ats`) of an operator in `kinds`."""
 
     def mutate(model: onnx.ModelProto, random: Random, weights: frozenset[str]) -> str | None:
         found = [
@@ -136,7 +137,7 @@ def swapped_dims(values: Array, random: Random) -> Array | None:
 
 
 def weight_misread(model: onnx.ModelProto, random: Random, weights: frozenset[str]) -> str | None:
-    """The graph reads another tensor than the weight: an element, two rows, a sign, or all of it transposed."""
+    """The graph reads a changed weight: one element, two rows, a sign or a zero row, or the whole weight transposed."""
     tensors = [tensor for tensor in model.graph.initializer if tensor.name in weights]
     tensor = tensors[int(random.integers(len(tensors)))]
     value = np.array(numpy_helper.to_array(tensor))

@@ -1,6 +1,6 @@
-"""The oracle's own inputs: drawn within what a user of a spec may give, aimed at where a fault lies.
+"""The oracle's own inputs. They are valid for the spec and aimed at the place of a fault.
 
-REACH says how far they go, and so how far verify must look: a fault beyond it is not counted.
+REACH limits their sizes and positions. Verify must look that far, because a fault beyond REACH does not count.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ Range = tuple[int, int]
 
 @attrs.frozen
 class Reach:
-    """The largest sizes and positions of inputs: keys with a cache or from an encoder, tokens of several rows without a
-    cache, and of one row; rows, and rows where a fault is one of large batches."""
+    """The largest sizes and positions of inputs.
+
+    keys: with a cache or from an encoder. tokens: of several rows. row: tokens of a single row. chunk: tokens of a
+    chunk over a cache. batch: rows. crowd: rows for faults of large batches. position: the farthest position.
+    exact_position: the same with `angles="exact"`.
+    """
 
     keys: int = 2150
     tokens: int = 1100
@@ -39,15 +43,16 @@ REACH = Reach()
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
 PADDINGS = ("none", "left", "right", "both", "holes", "uneven")
-"""Padding on a side, on both, in the middle, and another kind in each row."""
+"""Kinds of padding. "uneven" draws a kind for each row."""
 
 
 @attrs.frozen(kw_only=True)
 class Aim:
-    """Where a fault shows. Each pair is a range, its ends included; a dimension that the spec lacks is ignored.
+    """The inputs at which a fault shows. Each pair is a range that includes both ends. Dimensions that the spec does
+    not have are ignored.
 
-    `past` counts cached tokens, `spare` the free slots of a shared buffer behind the last token. `start` is where
-    positions begin (None: after the cached tokens). `edit` changes the arrays at the end.
+    `past` is the number of cached tokens. `spare` is the number of free slots after the last token in a shared buffer.
+    `start` is the first position (None: after the cached tokens). `edit` changes the drawn arrays at the end.
     """
 
     batch: Range = (1, 3)
@@ -67,10 +72,10 @@ def position_reach(spec: Spec) -> int:
     limit = spec.position_limit()
     if limit is not None:
         return limit - 1
-    if spec.ordered:  # xpos: keys grow with the distance, so verify goes to 6 scale_base
+    if spec.ordered:  # xpos: keys grow with the distance, so verify stops at 6 scale_base
         return 3000
     if any(getattr(layer.encoding, "scaling", None) == "dynamic" for layer in spec.distinct_layers()):
-        return 2**16 - 1  # beyond, runtimes differ by a tenth of the output and more
+        return 2**16 - 1  # beyond this, runtimes differ by a tenth of the output and more
     return REACH.exact_position if spec.angles == "exact" else REACH.position
 
 
@@ -112,8 +117,8 @@ def draw(spec: Spec, aim: Aim, random: np.random.Generator) -> Arrays:
 
 
 def _positions(spec: Spec, aim: Aim, sizes: Range, past: int, random: np.random.Generator) -> Array:
-    """Positions of one kind for (batch, tokens); on grids every axis is drawn for itself. Of consecutive ones, the
-    first."""
+    """Positions of one kind for `sizes` = (batch, tokens). On limited grids every axis is drawn separately. If the spec
+    has consecutive positions, only the first position of each row."""
     batch, seq = sizes
     axes, kind = max(spec.position_axes, 1), str(random.choice(aim.positions))
     farthest = position_reach(spec)
@@ -151,7 +156,7 @@ def _positions(spec: Spec, aim: Aim, sizes: Range, past: int, random: np.random.
 
 
 def _mask(aim: Aim, dims: list[int], random: np.random.Generator) -> Array:
-    """A mask of one kind of padding; every row keeps at least one key, "keyless" none."""
+    """A mask with one kind of padding. Every row keeps at least one key, unless the kind is "keyless"."""
     rows, length = dims
     mask = np.ones((rows, length), np.int64)
     kind = str(random.choice(aim.padding))
@@ -173,7 +178,7 @@ def _mask(aim: Aim, dims: list[int], random: np.random.Generator) -> Array:
 
 
 def broad_aims(spec: Spec) -> Iterator[Aim]:
-    """Inputs for faults that may lie anywhere."""
+    """Aims for faults that may show anywhere."""
     farthest = position_reach(spec)
     kinds = ("consecutive", "gaps") if spec.ordered else ("consecutive", "gaps", "shuffled", "repeated")
     yield Aim(batch=(2, 3), seq=(5, 20), past=(3, 12), padding=("none",))

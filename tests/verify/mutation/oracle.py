@@ -1,7 +1,8 @@
-"""Whether a mutant is a fault: original and mutant run by ONNX Runtime on inputs of our own, verify takes no part.
+"""The oracle: it decides whether a mutant is a fault, without verify.
 
-A difference counts where it is REAL times the rounding error of the original on the same inputs, which is its distance
-from the block in float64 (at least one unit in the last place of the output's root mean square).
+ONNX Runtime runs the original and the mutant on the oracle's own inputs. A difference counts as a fault if it is at
+least REAL times the rounding error of the original on the same inputs. The rounding error is the original's distance
+from the block in float64, and at least one unit in the last place of the output's root mean square.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from posexport.models.block import build_block
 from posexport.spec.contract import graph_outputs
 
 REAL, BORDERLINE = 50.0, 5.0
-"""Multiples of the rounding error: from REAL on a difference is a fault, below BORDERLINE it is none."""
+"""Multiples of the rounding error. A difference of at least REAL is a fault, and one below BORDERLINE is not."""
 
 UNIT = {"fp32": 2.0**-22, "fp16": 2.0**-10}
 
@@ -38,7 +39,7 @@ EQUIVALENT, DOUBTFUL, FAULT, BROKEN = "equivalent", "borderline", "fault", "does
 
 @attrs.frozen
 class Shown:
-    """What the oracle saw: its decision, the largest ratio of difference to rounding error, and the inputs' sizes."""
+    """The oracle's decision, the largest ratio of difference to rounding error, and the sizes of those inputs."""
 
     state: str
     ratio: float
@@ -54,7 +55,7 @@ def open_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def _limit() -> None:
-    """Let this process take no more than it should, and write nothing."""
+    """Limit this process's time and memory, and silence its stderr."""
     signal.alarm(LONGEST)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -63,12 +64,12 @@ def _limit() -> None:
 
 
 class Oracle:
-    """The original of some mutants."""
+    """Judges the mutants of one artifact, the original."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self.seconds = 0.0
-        torch.set_num_threads(1)  # no threads of torch's own, which a child process would lack
+        torch.set_num_threads(1)  # a forked child process would lack torch's threads
         self._session = open_session(artifact.model)
         self._block = build_block(artifact.spec, artifact.weights, torch.float64)
         self._names = list(graph_outputs(artifact.spec))
@@ -82,11 +83,11 @@ class Oracle:
             self.seconds += time.perf_counter() - started
 
     def judge_apart(self, mutant: onnx.ModelProto, aims: Iterable[Aim], tries: int, seed: Sequence[int]) -> Shown:
-        """As `judge`, in a process of its own: some broken graphs abort ONNX Runtime, or take all memory."""
+        """Like `judge`, but in a separate process: some broken graphs abort ONNX Runtime or take all memory."""
         started = time.perf_counter()
         reading, writing = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that threads are not copied: those of ONNX Runtime wait for work
+            warnings.simplefilter("ignore")  # fork warns that it does not copy threads; ONNX Runtime's are idle
             child = os.fork()
         if child == 0:
             try:
@@ -106,7 +107,7 @@ class Oracle:
         random = np.random.default_rng(seed)
         try:
             session = open_session(mutant)
-        except Exception:  # whatever ONNX Runtime raises for a graph that it can't take
+        except Exception:  # ONNX Runtime refuses the graph, with any kind of exception
             return Shown(BROKEN, np.inf)
         worst, ran, refused = Shown(EQUIVALENT, 0.0), 0, ""
         for aim in aims:
@@ -128,12 +129,12 @@ class Oracle:
                     worst = Shown(state, ratio, sizes)
                 if worst.state == FAULT:
                     return worst
-        if refused:  # it runs on other inputs, so that it fails here is a fault that inputs must show
+        if refused:  # if the mutant runs on other inputs, its failure on these is a fault that inputs can show
             return Shown(FAULT, np.inf, refused) if ran else Shown(BROKEN, np.inf, refused)
         return worst
 
     def _original(self, arrays: Arrays) -> dict[str, Array] | None:
-        """The original's outputs; None where it doesn't take these inputs, or gives numbers that aren't finite."""
+        """The original's outputs. None if it refuses these inputs or if its outputs are not all finite."""
         try:
             outputs = dict(zip(self._names, self._session.run(self._names, arrays), strict=True))
         except Exception:
@@ -141,7 +142,7 @@ class Oracle:
         return outputs if all(np.isfinite(values).all() for values in outputs.values()) else None
 
     def _ratio(self, expected: dict[str, Array], actual: dict[str, Array], arrays: Arrays) -> float:
-        """The largest difference of an output, in its rounding errors."""
+        """The largest difference of an output as a multiple of its rounding error."""
         exact: dict[str, Array] | None = None
         worst = 0.0
         for name, values in expected.items():

@@ -1,4 +1,4 @@
-"""The committed result: what `docs/results/mutation.json` holds of a score, and the tables of its page."""
+"""The committed result: the contents of `docs/results/mutation.json`, and the tables of its page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Data = dict[str, Any]
 
 
 def counts(mutants: Iterable[Mutant]) -> Data:
-    """How many mutants were made, are equivalent, doubtful or faults, and how many faults were caught."""
+    """How many mutants were made, how many are equivalent, doubtful or faults, and how many faults were caught."""
     listed = list(mutants)
     states = Counter(mutant.state for mutant in listed)
     return {
@@ -69,7 +69,7 @@ COLUMNS = ("class", "made", "equivalent", "borderline", "faults", "caught", "sco
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table in Markdown, numbers to the right."""
+    """A table in Markdown. All columns but the first are aligned to the right."""
     marks = ["---", *("--:" for _ in columns[1:])]
     return [f"| {' | '.join(str(cell) for cell in cells)} |" for cells in (columns, marks, *rows)]
 
@@ -80,7 +80,7 @@ def _row(name: str, row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def figures(data: Mapping[str, Any]) -> list[str]:
-    """The lines of the page that the data make."""
+    """The generated lines of the page."""
     score, sound = data["score"], data["sound"]
     lines = [
         f"{score['artifacts']} artifacts, seed {score['seed']}.",

@@ -1,7 +1,6 @@
-"""Random mutants: one node, constant or wire of a graph changed, in 20 kinds, in the main graph or in a function.
+"""Random mutants of 20 kinds: one node, constant or wire is changed, in the main graph or in a function.
 
-The weights themselves stay as they are, because verify takes the float64 block from them: a mutant's graph reads them
-wrongly instead.
+The weights stay as they are, because verify takes the float64 block from them. Instead, a mutant's graph misreads them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SWAPS = {
     **{"Sigmoid": "Tanh", "Sqrt": "Reciprocal", "Reciprocal": "Sqrt", "Floor": "Ceil", "Log": "Sqrt", "Erf": "Tanh"},
     **{"Abs": "Neg", "Neg": "Abs", "Relu": "Abs", "Exp": "Sigmoid", "Equal": "Less"},
 }
-"""Operators of the same inputs."""
+"""Replacements of operators by others that take the same inputs."""
 
 
 def _pick(random: Random, found: list[tuple[Holder, int, onnx.NodeProto]]) -> tuple[Holder, int, onnx.NodeProto] | None:
@@ -167,7 +166,7 @@ def _index_one_off(model: onnx.ModelProto, random: Random, weights: frozenset[st
     step = int(random.choice([-1, 1]))
     moved = nodes.op("Add", node.input[1], nodes.const(step))
     node.input[1] = nodes.op("Max", moved, nodes.const(0)) if step < 0 else moved
-    if step > 0:  # the last row stands for those after it
+    if step > 0:  # indices after the last row become the last row
         axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
         last = nodes.op("Sub", nodes.size(node.input[0], int(axis)), nodes.const(1))
         node.input[1] = nodes.op("Min", moved, last)
@@ -233,7 +232,7 @@ def _other_wire(model: onnx.ModelProto, random: Random, weights: frozenset[str])
 
 
 def _rolled(model: onnx.ModelProto, random: Random, weights: frozenset[str]) -> str | None:
-    """The last of an axis comes first."""
+    """The last element of an axis moves to the front."""
     site = _pick(random, _floats(model))
     if site is None:
         return None
@@ -272,11 +271,11 @@ KINDS: dict[str, Mutate] = {
     "wrong wire": _other_wire,
     "value rolled": _rolled,
 }
-"""The kinds of random mutants by name."""
+"""The kinds of random mutants, by name."""
 
 
 def random_mutant(artifact: Artifact, kind: str, random: Random) -> tuple[onnx.ModelProto, str] | None:
-    """A mutant of a kind, and what was done to it; None where the graph has no place for the kind."""
+    """A mutant of a kind and a description of its change. None if the graph has no place for the kind."""
     model = copy_of(artifact.model)
     said = KINDS[kind](model, random, frozenset(artifact.weights))
     return None if said is None else (model, said)

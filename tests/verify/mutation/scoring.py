@@ -1,8 +1,8 @@
-"""The score: mutants of each artifact made, judged by the oracle, and given to verify together with their original.
+"""The score: mutants of each artifact are made, judged by the oracle, and verified together with their original.
 
-Verify runs as it is, on onnxruntime's CPU provider, but for two things that change no verdict and cost most of its
-time: the float64 block and torch eager run once for all mutants of an artifact, because these share spec and weights,
-and where a graph departs is not looked for.
+Verify runs on onnxruntime's CPU provider. Two changes save most of its time and change no verdict. The float64 block
+and torch eager run once for all mutants of an artifact, because the mutants share spec and weights. Verify does not
+locate where a graph departs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RUNTIME = "ort-cpu"
 
 @attrs.define(kw_only=True)
 class Mutant:
-    """One mutant and what became of it; `caught` is None where verify was not asked."""
+    """One mutant and its results. `caught` is None if verify did not run on it."""
 
     artifact: str
     group: str
@@ -57,7 +57,7 @@ class Mutant:
 
 @attrs.define
 class Score:
-    """All mutants, the originals that failed, and the seconds that oracle and verify took."""
+    """All mutants, the originals that failed, and the seconds of the oracle and of verify."""
 
     mutants: list[Mutant] = attrs.field(factory=list)
     alarms: list[str] = attrs.field(factory=list)
@@ -66,12 +66,12 @@ class Score:
 
 
 def _random(*parts: object) -> np.random.Generator:
-    """Numbers of their own for each artifact and kind, whatever else is drawn."""
+    """A generator seeded by `parts`, so that the numbers of an artifact and kind do not depend on other draws."""
     return np.random.default_rng(zlib.crc32(json.dumps([str(part) for part in parts]).encode()))
 
 
 def random_mutants(artifact: Artifact, oracle: Oracle, count: int, seed: int) -> Iterator[Mutant]:
-    """`count` random mutants that run, kinds by turns."""
+    """Up to `count` random mutants that run. The kinds take turns."""
     random = _random("random", artifact.name, seed)
     kinds, made, tried = list(KINDS), 0, 0
     offset = int(random.integers(len(kinds)))
@@ -100,7 +100,7 @@ def random_mutants(artifact: Artifact, oracle: Oracle, count: int, seed: int) ->
 
 @contextmanager
 def cheap_verify() -> Iterator[None]:
-    """Torch runs once for the same spec, inputs and options within this context, and no departure is looked for."""
+    """Within this context, torch runs once for the same spec, inputs and options, and departures are not located."""
     from posexport.runtimes.pool import Pool
 
     submit: Callable[..., Future[Any]] = Pool.submit
@@ -127,7 +127,7 @@ def cheap_verify() -> Iterator[None]:
 
 
 def ask_verify(original: Path, mutants: Sequence[Mutant], folder: Path, options: dict[str, Any]) -> list[str]:
-    """Set `caught` of each mutant; the reason of the original, where that fails."""
+    """Set `caught` of each mutant. Return the reason of the original if it fails."""
     names: dict[str, Mutant] = {}
     for number, mutant in enumerate(mutants):
         assert mutant.model is not None
@@ -137,7 +137,7 @@ def ask_verify(original: Path, mutants: Sequence[Mutant], folder: Path, options:
     with cheap_verify():
         try:
             report = verify([original, folder], runtimes={RUNTIME: RUNTIMES[RUNTIME]}, **options)
-        except Exception as error:  # one artifact on which verify itself breaks must not end the others' score
+        except Exception as error:  # if verify breaks on one artifact, the others must still be scored
             return [f"{original.name}: verify raised {type(error).__name__}: {error}"]
     alarms = []
     for verdict in report.verdicts:
@@ -156,7 +156,7 @@ def ask_verify(original: Path, mutants: Sequence[Mutant], folder: Path, options:
 
 
 def verify_options(spec: Spec, seed: int) -> dict[str, Any]:
-    """Arguments of verify: the seed, and the reach of the oracle's inputs, where verify takes one."""
+    """Arguments of verify: the seed, and the reach of the oracle's inputs if verify has that parameter."""
     options: dict[str, Any] = {"seed": seed}
     if "reach" in inspect.signature(verify).parameters:
         keys = REACH.keys if spec.kv_cache or spec.cross else REACH.row
@@ -166,7 +166,7 @@ def verify_options(spec: Spec, seed: int) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What is made of each artifact; `groups` keeps only mutants of some classes ("random" is one)."""
+    """Which mutants are made of each artifact. `groups` keeps only some classes ("random" is one)."""
 
     random_count: int = 17
     corner_share: float = 1.0
@@ -176,7 +176,7 @@ class Plan:
 
 
 def corner_mutants(artifact: Artifact, oracle: Oracle, plan: Plan) -> Iterator[Mutant]:
-    """A share of the families that the artifact has, each as often as the plan says."""
+    """Mutants of a share of the families, each as often as the plan says."""
     for name, (group, _) in FAMILIES.items():
         random = _random("corner", artifact.name, name, plan.seed)
         if (plan.groups and group not in plan.groups) or random.random() >= plan.corner_share:
@@ -227,7 +227,7 @@ def score(
     jobs: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Score:
-    """Score these artifacts, `jobs` of them at a time in processes of their own."""
+    """Score these artifacts in `jobs` processes at a time."""
     made, plan = Score(), plan or Plan()
     with ExitStack() as stack:
         if jobs > 1:

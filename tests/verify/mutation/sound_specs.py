@@ -1,5 +1,7 @@
-"""Specs drawn over every encoding, mask, cache, stack, form, dtype, opset and kind of positions: sound files, which
-must pass."""
+"""Sound files, which must pass verify.
+
+Their specs are drawn over every encoding, mask, cache, stack, form, dtype, opset and kind of positions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ Parameters = dict[str, Any]
 
 @attrs.frozen
 class Drawn:
-    """A drawn spec, and how it is written."""
+    """A drawn spec, and the form, target and opset of its file."""
 
     spec: Spec
     form: str
@@ -53,12 +55,12 @@ def _one(random: Random, *values: Any) -> Any:
 
 
 def _number(random: Random, low: float, high: float) -> int:
-    """A whole number, its logarithm drawn evenly."""
+    """An integer whose logarithm is drawn uniformly."""
     return round(float(np.exp(random.uniform(np.log(low), np.log(high)))))
 
 
 def _some(random: Random, share: float, values: Parameters) -> Parameters:
-    """These values, each drawn for itself with this probability."""
+    """A random part of these values: each is kept with probability `share`."""
     return {name: value for name, value in values.items() if random.random() < share}
 
 
@@ -77,7 +79,7 @@ def _scaling(random: Random) -> Parameters:
         made |= _some(random, 0.3, {"beta_fast": 24.0, "beta_slow": 2.0, "truncate": False})
         made |= _one(random, {}, {"mscale": 0.707, "mscale_all_dim": 1.0}, {"mscale": 1.2})
     if kind == "longrope":
-        pairs = int(_one(random, 4, 4, 8, 16, 32, 64))  # those that don't fit the heads are drawn again
+        pairs = int(_one(random, 4, 4, 8, 16, 32, 64))  # specs whose pairs don't fit the heads are drawn again
         made |= {"short_factor": _floats(random, pairs, 1, 2), "long_factor": _floats(random, pairs, 1, 16)}
     if kind == "llama3":
         made |= {"low_freq_factor": 1.0, "high_freq_factor": float(_one(random, 2, 4))}
@@ -174,11 +176,11 @@ PARAMETERS: dict[str, Callable[[Random], Parameters]] = {
     ),
     "temperature": lambda random: {"floor_scale": _number(random, 1, 9000), "attn_scale": _one(random, 0.1, 0.3)},
 }
-"""Parameters of each encoding, drawn."""
+"""Functions that draw the parameters of each encoding."""
 
 
 PATTERNS = ("{encoding}:window=37,{encoding}", "{encoding},none", "{encoding}:attention_chunk_size=50,{encoding}")
-"""Layers of a stack that differ."""
+"""Patterns of stacks whose layers differ."""
 
 
 def _fields(random: Random) -> Parameters:
@@ -230,7 +232,8 @@ def _fields(random: Random) -> Parameters:
 
 
 def draw_spec(random: Random, encoding: str) -> Drawn:
-    """A spec with an encoding; what contradicts itself, or has no operator in a form, is drawn again."""
+    """Draw a spec with an encoding. A spec is drawn again if it is contradictory or if its form has no operator for
+    it."""
     while True:
         arguments = {"encoding": encoding, **_fields(random), **PARAMETERS[encoding](random)}
         if "pattern" in arguments:
@@ -246,7 +249,7 @@ def draw_spec(random: Random, encoding: str) -> Drawn:
 
 
 def draw_specs(count: int, seed: int) -> list[Drawn]:
-    """`count` specs, encodings by turns."""
+    """Draw `count` specs. The encodings take turns."""
     random = np.random.default_rng(zlib.crc32(f"sound specs {seed}".encode()))
     names = list(ENCODINGS)
     return [draw_spec(random, names[number % len(names)]) for number in range(count)]
@@ -254,7 +257,7 @@ def draw_specs(count: int, seed: int) -> list[Drawn]:
 
 @attrs.define
 class Alarms:
-    """How many sound files passed on each runtime, how many it did not run, and those that failed."""
+    """For each runtime, how many sound files passed and how many it did not run. And the files that failed."""
 
     passed: dict[str, int] = attrs.field(factory=dict)
     not_run: dict[str, int] = attrs.field(factory=dict)
@@ -262,7 +265,8 @@ class Alarms:
 
 
 def _group_alarms(drawn: Sequence[Drawn], start: int, runtimes: Sequence[str], kept: Path | None = None) -> Alarms:
-    """The alarms of these specs: those in the folder `kept`, where a run before of the same sources wrote them."""
+    """The alarms of these specs. If the folder `kept` has the result of an earlier run with the same sources, it is
+    read instead."""
     if kept is None:
         return _verified(drawn, start, runtimes)
     specs = [[one.spec.to_json(), one.form, one.target, one.opset] for one in drawn]
@@ -287,7 +291,7 @@ def _sources() -> str:
 
 
 def _verified(drawn: Sequence[Drawn], start: int, runtimes: Sequence[str]) -> Alarms:
-    """Export these specs and verify them; `start` is the seed of verify, and the number of the first of them."""
+    """Export these specs and verify them. `start` is the seed of verify and the number of the first spec."""
     made = Alarms()
     with tempfile.TemporaryDirectory(prefix="posexport-sound-") as place:
         folder = Path(place)
@@ -317,8 +321,8 @@ def false_alarms(
     kept: Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Alarms:
-    """Export these specs and verify them, each group with a seed of its own, `jobs` groups at a time in processes.
-    Groups whose alarms are in the folder `kept` are not verified again; the others are written to it."""
+    """Export these specs and verify them in groups. Each group has its own seed, and `jobs` processes run groups in
+    parallel. The alarms of each group are kept in the folder `kept`; groups found there are not verified again."""
     made = Alarms()
     starts = list(range(0, len(drawn), group))
     groups = [drawn[start : start + group] for start in starts]

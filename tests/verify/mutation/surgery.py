@@ -1,4 +1,4 @@
-"""Changes to ONNX graphs: nodes put in before, after or in place of others, in the main graph or in a function."""
+"""Changes of ONNX graphs: they insert or replace nodes in the main graph or in a function."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Array = np.ndarray[Any, Any]
 Holder = onnx.GraphProto | onnx.FunctionProto
 
 LOWEST = -3.0e38
-"""What stands in the logits of keys that a query doesn't see."""
+"""A logit for keys that a query doesn't see."""
 
 _numbers = itertools.count()
 
 
 @attrs.define
 class Nodes:
-    """Nodes under construction, in order; each method returns the name of the new value."""
+    """New nodes, in order. Each method appends nodes and returns the name of the new value."""
 
     made: list[onnx.NodeProto] = attrs.field(factory=list)
 
@@ -42,12 +42,12 @@ class Nodes:
         return self.op("CastLike", self.const(value, np.float32), name)
 
     def size(self, name: str, axis: int) -> str:
-        """One dimension of a value, a scalar."""
+        """One dimension of a value, as a scalar."""
         end = {"end": axis + 1} if axis != -1 else {}
         return self.op("Squeeze", self.op("Shape", name, start=axis, **end))
 
     def steps(self, length: str) -> str:
-        """0, 1, ... below a scalar."""
+        """0, 1, ..., length - 1."""
         return self.op("Range", self.const(0), length, self.const(1))
 
     def all_of(self, *conditions: str) -> str:
@@ -57,13 +57,13 @@ class Nodes:
         return made
 
     def column(self, length: str, rank: int, axis: int) -> str:
-        """0, 1, ... below a scalar along one axis of `rank`."""
+        """0, 1, ..., length - 1 along one axis of a tensor of this rank, whose other axes have size 1."""
         axes = [other for other in range(rank) if other != axis % rank]
         return self.op("Unsqueeze", self.steps(length), self.const(axes))
 
 
 Change = Callable[[Nodes, str], str]
-"""New nodes that read a value, and the name of what takes its place."""
+"""Adds nodes that read a value. Returns the name of the value that replaces it."""
 
 
 def holders(model: onnx.ModelProto) -> list[Holder]:
@@ -72,7 +72,7 @@ def holders(model: onnx.ModelProto) -> list[Holder]:
 
 
 def sites(model: onnx.ModelProto, *kinds: str) -> Iterator[tuple[Holder, int, onnx.NodeProto]]:
-    """The nodes with one of these operators (any, where none is given), each with its holder and its index."""
+    """(holder, index, node) of each node with one of these operators, or of all nodes if none is given."""
     for holder in holders(model):
         for index, node in enumerate(holder.node):
             if not kinds or node.op_type in kinds:
@@ -88,7 +88,7 @@ def insert(holder: Holder, index: int, nodes: Nodes) -> None:
 
 
 def redirect(holder: Holder, old: str, new: str) -> None:
-    """Every node of a holder that reads `old` reads `new`."""
+    """Every node of a holder that reads `old` reads `new` instead."""
     for node in holder.node:
         for at, name in enumerate(node.input):
             if name == old:
@@ -96,7 +96,7 @@ def redirect(holder: Holder, old: str, new: str) -> None:
 
 
 def change_input(model: onnx.ModelProto, name: str, change: Change) -> None:
-    """Every reader of a graph input or of an initializer gets what `change` makes of it."""
+    """Every reader of a graph input or of an initializer reads the value that `change` makes of it."""
     nodes = Nodes()
     new = change(nodes, name)
     redirect(model.graph, name, new)
@@ -104,7 +104,8 @@ def change_input(model: onnx.ModelProto, name: str, change: Change) -> None:
 
 
 def change_value(holder: Holder, name: str, change: Change) -> None:
-    """Every reader of an inner value gets what `change` makes of it; an output of the holder too."""
+    """Every reader of an inner value reads the value that `change` makes of it. If it is an output of the holder, the
+    output changes too."""
     index = next(at for at, node in enumerate(holder.node) if name in node.output)
     producer, inner = holder.node[index], f"fault_{next(_numbers)}"
     producer.output[list(producer.output).index(name)] = inner
@@ -115,7 +116,7 @@ def change_value(holder: Holder, name: str, change: Change) -> None:
 
 
 def constant_value(holder: Holder, model: onnx.ModelProto, name: str) -> Array | None:
-    """The value of a Constant node's output or of an initializer; None for all else."""
+    """The value of a Constant node's output or of an initializer. None for all other values."""
     for node in holder.node:
         if node.op_type == "Constant" and name in node.output:
             kind = node.attribute[0]
@@ -131,7 +132,8 @@ def constant_value(holder: Holder, model: onnx.ModelProto, name: str) -> Array |
 def change_constants(
     model: onnx.ModelProto, applies: Callable[[Array], bool], change: Callable[[Array], Array]
 ) -> bool:
-    """Single constants to which it `applies` are read changed, by every node; whether there were any."""
+    """Every node that reads a constant of one element for which `applies` is true reads a changed one. Return whether
+    there was any."""
     places = [
         (holder, index, at, value)
         for holder, index, node in sites(model)
@@ -144,7 +146,7 @@ def change_constants(
 
 
 def read_constant(holder: Holder, index: int, at: int, value: Array) -> None:
-    """The node at `index` reads a new constant as its input number `at`; other readers keep the old one."""
+    """The node at `index` reads a new constant as its input number `at`. Other readers keep the old one."""
     nodes = Nodes()
     holder.node[index].input[at] = nodes.const(value, value.dtype)
     insert(holder, index, nodes)
@@ -159,7 +161,7 @@ def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @attrs.frozen
 class MaskSite:
-    """A Where that hides keys: `condition` is true for keys that a query sees."""
+    """A Where that hides keys. Its input number `condition` is true for keys that a query sees."""
 
     holder: Holder
     index: int
@@ -172,13 +174,16 @@ class MaskSite:
 
 
 def at_most(limit: float) -> Change:
-    """Values above a limit become it."""
+    """Values above a limit become the limit."""
     return lambda nodes, value: nodes.op("Min", value, nodes.like(value, limit))
 
 
 def change_logits(model: onnx.ModelProto, change: Change, which: float | None = None) -> bool:
-    """Softmaxes take what `change` makes of their logits: all, or the one at this part of the stack, from 0 to below 1.
-    Whether there is one."""
+    """Softmax nodes read logits that `change` has changed.
+
+    `which` selects one node by its relative place in the graph, from 0 to below 1. None selects all. Return whether
+    there is a Softmax.
+    """
     found = list(sites(model, "Softmax"))
     if found and which is not None:
         found = [found[int(which * len(found))]]
@@ -190,7 +195,7 @@ def change_logits(model: onnx.ModelProto, change: Change, which: float | None = 
 
 
 def mask_sites(model: onnx.ModelProto) -> list[MaskSite]:
-    """Every Where that puts a very low number in the place of logits, or makes a mask of zeros and such numbers."""
+    """Every Where that replaces logits by a very low number, or makes a mask of zeros and such numbers."""
     found = []
     for holder, index, node in sites(model, "Where"):
         low = constant_value(holder, model, node.input[2])
@@ -201,9 +206,9 @@ def mask_sites(model: onnx.ModelProto) -> list[MaskSite]:
 
 @attrs.frozen
 class Logits:
-    """Where logits stand: scalars of their batch, queries and keys, and indices that broadcast to [B, N, S, T].
+    """The sizes of logits (scalars: batch, queries, keys), and indices that broadcast to [B, N, S, T].
 
-    Queries are numbered as keys are: the last query is the last key.
+    Queries have the numbers of keys: the last query has the number of the last key.
     """
 
     nodes: Nodes
@@ -219,22 +224,25 @@ class Logits:
         return self.nodes.op("Add", self.nodes.column(self.seq, 2, 0), past)
 
     def distance(self) -> str:
-        """The query's number less the key's, [S, T]."""
+        """The query's number minus the key's, [S, T]."""
         return self.nodes.op("Sub", self.query(), self.key())
 
 
 def at_logits(model: onnx.ModelProto, holder: Holder, node: onnx.NodeProto, nodes: Nodes) -> Logits:
-    """The sizes at a Where of `mask_sites`, or at a Softmax."""
+    """The sizes of the logits at a Where of `mask_sites` or at a Softmax."""
     logits = node.input[1] if node.op_type == "Where" else node.input[0]
     if constant_value(holder, model, logits) is None:
         return Logits(nodes, *(nodes.size(logits, axis) for axis in (0, 2, 3)))
-    first = model.graph.input[0].name  # a mask of its own, made in the main graph
+    first = model.graph.input[0].name  # the Where makes a separate mask in the main graph
     return Logits(nodes, nodes.size(first, 0), nodes.size(first, 1), nodes.size(node.input[0], -1))
 
 
 def change_visibility(model: onnx.ModelProto, hide: bool, condition: Callable[[Logits], str]) -> bool:
-    """At every mask, `hide` the keys for which a condition holds, or show them. Without a mask, hidden keys get a low
-    logit before the softmax. False where the graph has no such place."""
+    """Hide the keys for which a condition holds (`hide` is true), or show them, at every mask.
+
+    In a graph without a mask, hidden keys get a low logit before the softmax. Return False if the graph has no such
+    place.
+    """
     places = mask_sites(model)
     for place in reversed(places):
         nodes, node = Nodes(), place.node

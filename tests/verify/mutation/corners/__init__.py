@@ -1,4 +1,4 @@
-"""Corner mutants: graphs that are right but for one corner, in fourteen classes of families."""
+"""Corner mutants: graphs that are right except in one corner. Families of such mutants are grouped into classes."""
 
 from mutation.corners import (
     band,
@@ -38,6 +38,6 @@ MODULES = (
     other_spec,
     served,
 )
-"""The modules whose families FAMILIES has."""
+"""The modules that register families in FAMILIES."""
 
 __all__ = ["CLASSES", "FAMILIES", "MODULES", "corner_mutant"]

@@ -1,4 +1,4 @@
-"""Corners of lengths between two others: right for shorter and for longer inputs, as one of several kernels may be."""
+"""Corners of lengths in a band: right for shorter and for longer inputs, as if one of several kernels were wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNCACHED: Range = (0, 0)
 
 
 def _is_limited_grid(artifact: Artifact) -> bool:
-    """Whether the cells of a grid limit how many tokens make sense."""
+    """Whether positions are cells of a limited grid, which limits the number of useful tokens."""
     return artifact.spec.position_axes > 1 and artifact.spec.position_limit() is not None
 
 
@@ -47,7 +47,7 @@ def _tokens(random: Random) -> Range:
 
 
 def _aim(band: Range) -> Aim:
-    """One row of so many tokens, nothing cached."""
+    """Inputs with one row of so many tokens and nothing cached."""
     return aim_at(rows=(1, 1), seq=band)
 
 
@@ -69,7 +69,7 @@ def _output(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("band", "causality lost between two lengths")
 def _causal(artifact: Artifact, random: Random) -> Fault | None:
-    """In a shared buffer cached tokens are not told from free slots, so that chunks count too."""
+    """A shared buffer does not distinguish cached tokens from free slots, so there chunks are wrong too."""
     if not artifact.spec.causal:
         return None
     band = _tokens(random)
@@ -85,7 +85,7 @@ def _causal(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def next_key_in_the_last_block(size: int, low: int) -> Apply:
-    """Queries behind the last whole block of so many tokens see the next key, in prompts of `low` tokens and more."""
+    """In calls with at least `low` tokens, queries after the last whole block of `size` tokens see the next key."""
 
     def seen(at: Logits) -> str:
         nodes = at.nodes
@@ -125,7 +125,7 @@ def _positions(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("band", "prompts of several rows off")
 def _rows(artifact: Artifact, random: Random) -> Fault | None:
-    """From a number of rows and of tokens on, nothing cached."""
+    """Prompts with at least a number of rows and at least a number of tokens, without a cache."""
     if _is_limited_grid(artifact):
         return None
     rows, low = int(random.integers(2, 4)), log_uniform(random, 60, 350)
@@ -136,7 +136,8 @@ def _rows(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("band", "positions clipped in long rows")
 def _long_rows(artifact: Artifact, random: Random) -> Fault | None:
-    """From a length on, cached tokens or none: all positions beyond a number, or only those in the middle."""
+    """In long rows, with or without cached tokens, all positions beyond a number are clipped, or only those in a
+    range."""
     if not is_free(artifact):
         return None
     middle = bool(random.random() < 0.3)
@@ -193,7 +194,7 @@ def _encoder_mask(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("band", "keys hidden between two numbers of keys")
 def _keys(artifact: Artifact, random: Random) -> Fault | None:
-    """The first key is hidden, whether keys are tokens, cached or an encoder's."""
+    """The first key is hidden. Keys may be tokens, cached, or an encoder's."""
     if _is_limited_grid(artifact):
         return None
     band = draw_band(random, 65, REACH.row)

@@ -1,4 +1,4 @@
-"""Bands of sizes, drawn, and the conditions in a graph that inputs lie in them."""
+"""Drawn bands of sizes, and conditions in a graph: whether inputs lie in a band."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from mutation.surgery import Change, Nodes, change_value
 
 ANY_ROWS: Range = (1, REACH.batch)
 ROWS: tuple[Range, ...] = ((1, 1), (2, 4), (5, REACH.batch))
-"""One row, a few, and many."""
+"""Bands of rows: one, a few, and many."""
 
 Condition = Callable[[Nodes], str]
-"""A scalar of the main graph."""
+"""Adds nodes to the main graph and returns the name of a scalar boolean."""
 
 
 def draw_band(random: Random, low: int, high: int, *, least: float = 1.9, most: float = 2.5, width: int = 0) -> Range:
-    """A band within [low, high] whose end is `least` to `most` times its beginning, and `width` more at least."""
+    """A band within [low, high]. Its end is `least` to `most` times its beginning, and at least `width` more."""
     first = log_uniform(random, low, min(high / (least + 0.05), high - width))
     last = max(round(first * random.uniform(least, most)), first + width)
     return first, min(last, high)
 
 
 def within(nodes: Nodes, value: str, band: Range) -> str:
-    """Whether a scalar lies in a band, its ends included."""
+    """Whether a scalar lies in a band that includes both ends."""
     return nodes.all_of(
         nodes.op("GreaterOrEqual", value, nodes.const(band[0])), nodes.op("LessOrEqual", value, nodes.const(band[1]))
     )
 
 
 def cached_tokens(artifact: Artifact, nodes: Nodes) -> str:
-    """How many tokens are cached: the past length, or the last index of a shared buffer that is written to."""
+    """The number of cached tokens: the past length, or the largest of `write_indices` for a shared buffer."""
     if artifact.spec.kv_cache == "shared":
         return nodes.op("ReduceMax", "write_indices", keepdims=0)
     return nodes.size(inputs_named(artifact, "past_key")[0], 2)
@@ -44,7 +44,7 @@ def cached_tokens(artifact: Artifact, nodes: Nodes) -> str:
 def sizes_within(
     artifact: Artifact, *, rows: Range = ANY_ROWS, seq: Range | None = None, past: Range | None = None
 ) -> Condition:
-    """That a call has so many rows, tokens and cached tokens; `past` plays no part where there is no cache."""
+    """Whether a call has so many rows, tokens and cached tokens. `past` is ignored without a cache."""
     first = first_input(artifact)
 
     def condition(nodes: Nodes) -> str:
@@ -59,7 +59,7 @@ def sizes_within(
 
 
 def _level(arrays: Arrays, random: Random) -> None:
-    """One row of a shared buffer without spare slots is full after this call."""
+    """Make one row of a shared buffer full after this call, if the buffer has no spare slots."""
     if "write_indices" in arrays:
         tokens = arrays.get("hidden_states", arrays.get("input_ids"))
         caches = [values for name, values in arrays.items() if name.startswith("past_key")]
@@ -68,12 +68,12 @@ def _level(arrays: Arrays, random: Random) -> None:
 
 
 def aim_at(*, rows: Range = ANY_ROWS, seq: Range, past: Range = (0, 0)) -> Aim:
-    """Inputs of these sizes without padding, consecutive."""
+    """Inputs of these sizes with consecutive positions and without padding."""
     return Aim(batch=rows, seq=seq, past=past, spare=(0, 0), padding=("none",), edit=_level)
 
 
 def output_off(condition: Condition) -> Apply:
-    """The output is a tenth too large where a condition holds."""
+    """The output is a tenth too large if a condition holds."""
 
     def change(nodes: Nodes, value: str) -> str:
         return nodes.op("Where", condition(nodes), nodes.op("Mul", value, nodes.like(value, 1.1)), value)
@@ -86,17 +86,17 @@ def output_off(condition: Condition) -> Apply:
 
 
 def input_off(name: str, condition: Condition, changed: Change) -> Apply:
-    """Readers of a graph input get what `changed` makes of it where a condition holds."""
+    """If a condition holds, readers of a graph input read the value that `changed` makes of it."""
     return on_input(name, lambda nodes, value: nodes.op("Where", condition(nodes), changed(nodes, value), value))
 
 
 def mask_ignored(condition: Condition) -> Apply:
-    """Every key counts as attended where a condition holds."""
+    """Every key counts as attended if a condition holds."""
     return input_off("attention_mask", condition, lambda nodes, value: nodes.const(1))
 
 
 def positions_clipped(condition: Condition, most: int) -> Apply:
-    """Positions end, as those of a table of cosines do, where a condition holds."""
+    """Positions are clipped at `most`, the end of a table of cosines, if a condition holds."""
     return input_off("position_ids", condition, lambda nodes, value: nodes.op("Min", value, nodes.const(most)))
 
 
@@ -111,5 +111,5 @@ def padded(aim: Aim) -> Aim:
 
 
 def far(aim: Aim, beyond: int) -> Aim:
-    """The same sizes at positions from `beyond` to four times it."""
+    """The same sizes at positions that start between `beyond` and four times `beyond`."""
     return attrs.evolve(aim, start=(beyond, 4 * beyond))

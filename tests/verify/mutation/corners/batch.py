@@ -1,4 +1,4 @@
-"""Corners of batches: rows that read another row's data, masks lost where there are many rows."""
+"""Corners of batches: rows that read another row's data, masks lost in batches of many rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def _causal_batch(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def rows_turned_around(name: str, low: int, high: int, steps: bool) -> Apply:
-    """The rows of an input [batch, seq, ...] in reverse order in batches of `low` to `high` rows, in `steps` alone."""
+    """In batches of `low` to `high` rows, an input [batch, seq, ...] has its rows in reverse order. If `steps` is true,
+    only in calls with one token."""
 
     def change(nodes: Nodes, value: str) -> str:
         count, rows = nodes.size(value, 0), nodes.steps(nodes.size(value, 0))

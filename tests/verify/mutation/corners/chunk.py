@@ -93,7 +93,7 @@ def _cached_key(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("chunk", "new tokens read late")
 def _reversed_chunk(artifact: Artifact, random: Random) -> Fault | None:
-    """Chunks from one length to twice as many tokens, as kernels are chosen, are read one token late over a cache."""
+    """Over a cache, chunks of a length from a drawn one to about twice that are read one token late."""
     if not is_cached(artifact):
         return None
     low = log_uniform(random, 2, 100)

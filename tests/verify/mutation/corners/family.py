@@ -1,7 +1,7 @@
-"""Families of corner mutants: graphs that are right but for one corner, whose place and size are drawn.
+"""Families of corner mutants: graphs that are right except in one corner, whose place and size are drawn.
 
-A family gives for an artifact, and numbers drawn, a change of the graph and the inputs at which it should show.
-Families know no test cases of verify: they are drawn from what goes wrong in production, class by class (CLASSES).
+For an artifact and drawn numbers, a family gives a change of the graph and the inputs at which the fault should show.
+Families do not depend on the test cases of verify. They follow what goes wrong in production, class by class (CLASSES).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ CLASSES = {
     "served": "steps over an encoder, texts on several axes, large logits behind a norm, the oldest key of a window",
     "other_spec": "graphs of another block with these weights: another window, theta, layout, cap, norm, factor",
 }
-"""What each class holds."""
+"""The faults of each class."""
 
 
 Apply = Callable[[onnx.ModelProto], bool]
-"""A change of a graph; false where it has no place for it."""
+"""Changes a graph. Returns false if the graph has no place for the change."""
 
 
 @attrs.frozen
 class Fault:
-    """A change of a graph, with its numbers and the inputs at which it should show."""
+    """A change of a graph, a text with its numbers, and the inputs at which the fault should show."""
 
     numbers: str
     apply: Apply
@@ -58,7 +58,7 @@ FAMILIES: dict[str, tuple[str, Family]] = {}
 
 
 def family(kind: str, name: str) -> Callable[[Family], Family]:
-    """Enter a function into FAMILIES."""
+    """Register a function in FAMILIES under `name`, in the class `kind`."""
 
     def register(function: Family) -> Family:
         FAMILIES[name] = (kind, function)
@@ -68,7 +68,7 @@ def family(kind: str, name: str) -> Callable[[Family], Family]:
 
 
 def corner_mutant(artifact: Artifact, name: str, random: Random) -> tuple[onnx.ModelProto, Fault] | None:
-    """A mutant of a family; None where the artifact has no such corner."""
+    """A mutant of a family. None if the artifact has no such corner."""
     fault = FAMILIES[name][1](artifact, random)
     if fault is None:
         return None
@@ -77,12 +77,12 @@ def corner_mutant(artifact: Artifact, name: str, random: Random) -> tuple[onnx.M
 
 
 def log_uniform(random: Random, low: float, high: float) -> int:
-    """A whole number, its logarithm drawn evenly."""
+    """An integer whose logarithm is drawn uniformly."""
     return round(float(np.exp(random.uniform(np.log(low), np.log(high)))))
 
 
 def on_input(name: str, change: Change) -> Apply:
-    """Readers of a graph input get what `change` makes of it."""
+    """Readers of a graph input read the value that `change` makes of it."""
 
     def apply(model: onnx.ModelProto) -> bool:
         if all(value.name != name for value in model.graph.input):
@@ -94,13 +94,13 @@ def on_input(name: str, change: Change) -> Apply:
 
 
 def inputs_named(artifact: Artifact, *names: str) -> list[str]:
-    """The graph inputs with these names, those of all layers."""
+    """The graph inputs with these names, of all layers."""
     inputs = [value.name for value in artifact.model.graph.input]
     return [name for name in inputs if name.split(".")[0] in names]
 
 
 def first_input(artifact: Artifact) -> str:
-    """The graph input with the tokens."""
+    """The graph input that contains the tokens."""
     return str(artifact.model.graph.input[0].name)
 
 
@@ -115,12 +115,12 @@ def is_cached(artifact: Artifact) -> bool:
 
 
 def is_free(artifact: Artifact) -> bool:
-    """Whether positions are inputs that have no limit."""
+    """Whether positions are an input without a limit."""
     return artifact.spec.position_axes > 0 and artifact.spec.position_limit() is None
 
 
 def key_aims(artifact: Artifact, low: int) -> tuple[Aim, ...]:
-    """Inputs with `low` keys and more, as the spec gets them: in a cache, from an encoder, or as tokens."""
+    """Aims with at least `low` keys. Depending on the spec, keys are cached, come from an encoder, or are tokens."""
     high = min(low + 40, REACH.keys)
     if artifact.spec.cross:
         return (Aim(batch=(1, 2), encoder=(low, high), padding=("none",)),)
@@ -132,10 +132,10 @@ def key_aims(artifact: Artifact, low: int) -> tuple[Aim, ...]:
 
 
 def most_keys(artifact: Artifact) -> int:
-    """The most keys that a fault may need, so that inputs can go beyond."""
+    """The largest number of keys that a fault may need. Inputs can still be somewhat longer."""
     return REACH.keys - 100 if is_cached(artifact) or artifact.spec.cross else REACH.tokens - 60
 
 
 def on_visibility(hide: bool, condition: Callable[[Logits], str]) -> Apply:
-    """Keys for which a condition holds are hidden from queries, or shown to them."""
+    """Keys for which a condition holds are hidden from queries (`hide`) or shown to them."""
     return lambda model: change_visibility(model, hide, condition)

@@ -80,7 +80,7 @@ def _offset_rows(window: int, chosen: Callable[[int, int], bool]) -> list[int]:
 
 
 def _on_rows(count: int, rows: list[int], factor: float) -> Apply:
-    """Rows of the table with `count` rows, which a Gather reads with computed indices, multiplied."""
+    """Multiply some rows of the table with `count` rows that a Gather reads with computed indices."""
     factors = np.ones((count, 1), np.float32)
     factors[rows] = factor
 

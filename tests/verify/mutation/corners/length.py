@@ -76,7 +76,7 @@ def _windows(artifact: Artifact) -> list[int]:
 
 @family("length", "window dropped or other")
 def _window_other(artifact: Artifact, random: Random) -> Fault | None:
-    """Every constant that is a window, or a chunk's size, becomes another number."""
+    """Every constant that is a window or an attention chunk size becomes another number."""
     layers = artifact.spec.distinct_layers()
     sizes = {size for layer in layers for size in (layer.window, layer.attention_chunk_size) if size}
     if not sizes:
@@ -126,7 +126,7 @@ TABLES = {
     "deberta": "encoding.",
     "cope": "encoding.",
 }
-"""What the names of the tables of an encoding begin with."""
+"""The prefix of the names of an encoding's tables."""
 
 
 @family("length", "one row of a table misread")
@@ -178,7 +178,7 @@ def on_weight(name: str, change: Change) -> Apply:
 
 @family("length", "distances clipped")
 def _distances(artifact: Artifact, random: Random) -> Fault | None:
-    """Integer constants of a large table (its last row, or its largest distance) become smaller."""
+    """The limit of a distance (the last row of a table, or the largest distance) becomes smaller."""
     saturation = artifact.spec.saturation_distance()
     if saturation < 20 or artifact.spec.encoding.name not in TABLES:
         return None
@@ -198,7 +198,7 @@ def _distances(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("length", "outputs of long inputs off")
 def _long_output(artifact: Artifact, random: Random) -> Fault | None:
-    """Tokens from one on are a hundredth too large, where there are so many: a tile's border."""
+    """Outputs of tokens from a drawn one on are a hundredth too large, as beyond the border of a tile."""
     if artifact.spec.position_axes > 1 and artifact.spec.position_limit():
         return None
     token = log_uniform(random, 30, REACH.tokens - 60)
@@ -236,7 +236,7 @@ def _encoder(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("length", "keys and queries exchanged in number")
 def _few_keys(artifact: Artifact, random: Random) -> Fault | None:
-    """Cross-attention gets as many keys as queries: keys after them are hidden."""
+    """Cross-attention sees only as many keys as there are queries. The keys after them are hidden."""
     if not artifact.spec.cross:
         return None
     least = log_uniform(random, 2, 500)
@@ -252,7 +252,7 @@ def _few_keys(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("length", "the tail of a tile")
 def _tail(artifact: Artifact, random: Random) -> Fault | None:
-    """Keys after the last whole tile are hidden, where there are many keys."""
+    """If there are many keys, those after the last whole tile are hidden."""
     if artifact.spec.position_axes > 1 and artifact.spec.position_limit():
         return None
     tile, least = int(2 ** random.integers(3, 9)), log_uniform(random, 30, most_keys(artifact))

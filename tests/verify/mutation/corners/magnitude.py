@@ -31,7 +31,7 @@ def _quiet(artifact: Artifact) -> tuple[Aim, ...]:
 
 
 def loud_feature(arrays: Arrays, random: Random, tokens: slice = slice(None)) -> None:
-    """One feature is 400 times larger, of these tokens."""
+    """Make one feature of these tokens 400 times larger."""
     for name, values in arrays.items():
         if name in ("hidden_states", "encoder_hidden_states"):
             values[:, tokens, random.integers(values.shape[-1])] *= 400
@@ -79,7 +79,7 @@ def _norm_epsilon(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def _projections(model: onnx.ModelProto) -> list[str]:
-    """The products of the weights q_proj, k_proj and v_proj."""
+    """The outputs of the nodes that read the transposed weights q_proj, k_proj and v_proj."""
     made = []
     for node in model.graph.node:
         if node.op_type == "Transpose" and node.input[0].endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
@@ -141,7 +141,7 @@ def _plain_softmax(artifact: Artifact, random: Random) -> Fault | None:
         limit = 10.0
 
     def apply(model: onnx.ModelProto) -> bool:
-        """Logits are capped instead of taken relative to their maximum."""
+        """Cap logits instead of subtracting their maximum."""
         return change_logits(model, at_most(limit))
 
     return Fault(f"capped at {limit}", apply, _loud(artifact))
@@ -149,7 +149,7 @@ def _plain_softmax(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("magnitude", "overflow in half precision")
 def _overflow(artifact: Artifact, random: Random) -> Fault | None:
-    """Values that overflow fp16 after a factor become infinite, as where a product is summed in it."""
+    """Values that would overflow fp16 after a factor become infinite, as if a product were summed in fp16."""
     limit = round(65504 / float(2.0 ** random.integers(6, 12)), 1)
 
     def change(nodes: Nodes, value: str) -> str:
@@ -161,7 +161,7 @@ def _overflow(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def masked_with(low: float) -> Apply:
-    """What no query may see has this logit."""
+    """Hidden keys get this logit."""
 
     def apply(model: onnx.ModelProto) -> bool:
         places = mask_sites(model)

@@ -1,5 +1,5 @@
-"""Corners of hidden states as trained models have them: a large feature beside ordinary ones, tokens along the weights,
-sizes between usual and quiet ones; and sizes that are alike, in which axes may be mixed up."""
+"""Corners of hidden states as in trained models: one large feature among ordinary ones, tokens along the weights, and
+magnitudes between usual and quiet ones. Also equal sizes, with which axes may be mixed up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _is_hidden(artifact: Artifact) -> bool:
 
 
 def left_out(limit: float) -> Apply:
-    """Nothing is added to tokens with a feature above a limit, as where a norm overflows."""
+    """The output of the block equals the hidden states for tokens with a feature above a limit, as if a norm
+    overflowed."""
 
     def change(nodes: Nodes, value: str) -> str:
         largest = nodes.op("ReduceMax", nodes.op("Abs", "hidden_states"), nodes.const([-1]), keepdims=1)
@@ -49,7 +50,7 @@ def _left_out(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def _along(artifact: Artifact) -> Aim:
-    """Tokens along directions of the first head: what its queries look for, and the opposite."""
+    """Inputs whose tokens lie along directions that give the first head large logits of both signs."""
     prefix = "layers.0." if artifact.spec.layers > 1 else ""
     width = artifact.spec.head_dim
     rows = [artifact.weights[f"{prefix}{name}.weight"][:width].double().numpy() for name in ("q_proj", "k_proj")]
@@ -65,7 +66,7 @@ def _along(artifact: Artifact) -> Aim:
 
 
 def _clipped(limit: float) -> Change:
-    """Logits are clipped on both sides, but for those of hidden keys."""
+    """Logits are clipped on both sides, except those of hidden keys."""
 
     def change(nodes: Nodes, value: str) -> str:
         low = nodes.like(value, -limit)

@@ -1,5 +1,5 @@
-"""Graphs of another block: sound for a spec that differs in one number or choice, with the weights and metadata of
-this one, as a config that was misread makes them."""
+"""Graphs of another block, as if a config was misread. The graph is right for a spec that differs in one number or
+choice, and has the weights and metadata of the artifact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from posexport.spec.spec import Spec
 FACTORS = (0.5, 0.9, 1.1, 2.0)
 
 INVENTED: dict[str, tuple[int, int]] = {"window": (16, 1000), "attention_chunk_size": (16, 1000), "softcap": (5, 60)}
-"""Numbers that a block may not have, and what a wrong one gives them."""
+"""Numbers that a spec may leave out, with the range of the values that a wrong spec gives them."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "layout": ("interleaved", "half"),
@@ -44,7 +44,7 @@ TRIES = 12
 
 
 def _places(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each key of a spec, of its encodings and of its layers, with the table that it is in."""
+    """(table, key) for each key of a spec, of its encodings and of its layers that may change."""
     layers = data["layer_pattern"]
     for table in (data, *layers, *([layer["encoding"] for layer in layers] or [data["encoding"]])):
         for key in table:
@@ -53,7 +53,7 @@ def _places(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _number(value: object, key: str, random: Random) -> object:
-    """Another number in place of one; None where the value is none."""
+    """Another number for a key. None if the value is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return log_uniform(random, *INVENTED[key]) if value is None and key in INVENTED else None
     changed = value * float(random.choice(FACTORS))
@@ -61,7 +61,7 @@ def _number(value: object, key: str, random: Random) -> object:
 
 
 def _choice(value: object, key: str, random: Random) -> object:
-    """Another choice in place of one; None where there is none."""
+    """Another choice for a key. None if there is no other."""
     if isinstance(value, bool):
         return not value
     others = [choice for choice in CHOICES.get(key, ()) if choice != value]

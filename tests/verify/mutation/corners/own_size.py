@@ -1,4 +1,4 @@
-"""Corners of the sizes that are a block's own: wrong only at one length, which is what it gets in production."""
+"""Corners of a block's own sizes: wrong only at one length, the one that the block gets in production."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutation.surgery import Nodes
 
 
 def full_grid(artifact: Artifact) -> int | None:
-    """Tokens of a whole window or grid, prefix tokens included."""
+    """The number of tokens of a whole window or grid, with prefix tokens. None if the encoding has neither."""
     encoding = artifact.spec.encoding
     window, grid = getattr(encoding, "window_size", None), getattr(encoding, "grid", None)
     if window is not None:
@@ -22,7 +22,7 @@ def full_grid(artifact: Artifact) -> int | None:
 
 
 def _grid_aim(artifact: Artifact, tokens: int) -> Aim:
-    """Cells row by row, after the prefix tokens, as an image has them."""
+    """Inputs whose cells come row by row after the prefix tokens, as in an image."""
     limit = artifact.spec.position_limit()
     assert limit is not None
     cells = np.arange(tokens - artifact.spec.prefix_tokens)
@@ -58,7 +58,7 @@ def _cell(artifact: Artifact, random: Random) -> Fault | None:
     order[cell] = other
 
     def misread(nodes: Nodes, value: str) -> str:
-        """The branch has other sizes where the condition fails, so that indices stay below the length."""
+        """This branch is also computed for inputs of other lengths, so indices must stay below the length."""
         length = nodes.size(value, 1)
         full = nodes.op("Equal", length, nodes.const(tokens))
         steps = nodes.steps(length)
@@ -79,7 +79,7 @@ def _grid_output(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def _rows_of_table(artifact: Artifact) -> int | None:
-    """Rows of a table that is read by position or by distance."""
+    """The number of rows of a table that is read by position or by distance. None without such a table."""
     spec = artifact.spec
     if spec.position_axes == 1 and spec.position_limit() and not spec.ordered:
         return spec.position_limit()
@@ -89,7 +89,7 @@ def _rows_of_table(artifact: Artifact) -> int | None:
 
 @family("own_size", "outputs off where a table is read whole")
 def _table_output(artifact: Artifact, random: Random) -> Fault | None:
-    """As many tokens as a table of positions, or of distances, has rows."""
+    """The prompt has as many tokens as a table of positions or distances has rows."""
     rows = _rows_of_table(artifact)
     if rows is None or rows > REACH.row:
         return None
@@ -99,7 +99,7 @@ def _table_output(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("own_size", "outputs off where keys are as many as the window")
 def _window_output(artifact: Artifact, random: Random) -> Fault | None:
-    """The window, or the chunk, is just full: by a prompt, or by a step."""
+    """A prompt or a step just fills the window or the attention chunk."""
     layers = artifact.spec.distinct_layers()
     sizes = sorted({size for layer in layers for size in (layer.window, layer.attention_chunk_size) if size})
     if not sizes:

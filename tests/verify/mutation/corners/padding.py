@@ -11,7 +11,7 @@ from mutation.surgery import Change, Nodes
 
 
 def _padding_aims(artifact: Artifact, low: int, padding: tuple[str, ...], batch: Range = (2, 4)) -> tuple[Aim, ...]:
-    """Padded inputs of `low` keys and more."""
+    """Aims with padding and at least `low` keys."""
     high = low + 60
     if artifact.spec.cross:
         return (Aim(batch=batch, encoder=(low, high), padding=padding),)
@@ -31,7 +31,7 @@ def _columns(nodes: Nodes, mask: str) -> str:
 
 
 def _seen_before(nodes: Nodes, mask: str) -> str:
-    """Where a key of this column or of one before it is attended."""
+    """Whether a key in this column or in an earlier one is attended."""
     counted = nodes.op("CumSum", mask, nodes.const(1))
     return nodes.op("Greater", counted, nodes.const(0))
 
@@ -42,7 +42,7 @@ def _seen_after(nodes: Nodes, mask: str) -> str:
 
 
 def _padding_family(name: str, padding: tuple[str, ...], least: int, most: int, where: Callable[..., str]) -> None:
-    """Masked keys become attended where a condition holds, in columns from a drawn one on."""
+    """Register a family: in columns from a drawn one on, masked keys become attended if a condition holds."""
 
     @family("padding", name)
     def drawn(artifact: Artifact, random: Random) -> Fault | None:
@@ -112,7 +112,7 @@ def _large_batch(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("padding", "one column hidden too much")
 def _one_column(artifact: Artifact, random: Random) -> Fault | None:
-    """The key after the padding on the left, or before that on the right, is hidden too, in long masks."""
+    """In long masks, the key after the left padding or the key before the right padding is hidden too."""
     if not is_padded(artifact):
         return None
     keys, left = log_uniform(random, 10, 300), bool(random.integers(2))
@@ -130,7 +130,7 @@ def _one_column(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("padding", "many padded keys make the mask full")
 def _long_run(artifact: Artifact, random: Random) -> Fault | None:
-    """A row with more padding than a number is taken as unpadded."""
+    """A row with more than a drawn number of padded keys is treated as unpadded."""
     if not is_padded(artifact):
         return None
     most = log_uniform(random, 8, 250)

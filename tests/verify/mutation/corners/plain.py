@@ -1,4 +1,4 @@
-"""Corners of what every user gives: prompts and caches of a few tokens, pictures, rows that are filled up or late."""
+"""Corners of ordinary inputs: prompts and caches of a few tokens, pictures, rows of zeros, and rows that start late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mutation.surgery import Nodes
 
 
 def _few(random: Random, low: int, most: int) -> Range:
-    """From a small number to about twice it."""
+    """A range from a small number to about twice that number."""
     first = log_uniform(random, low, most)
     return first, 2 * first + 1
 
@@ -54,7 +54,7 @@ def _short_past(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("plain", "outputs off in short chunks")
 def _short_chunk(artifact: Artifact, random: Random) -> Fault | None:
-    """As a model drafts tokens that another one checks."""
+    """Chunks of 2 to 6 tokens, as in speculative decoding."""
     if not is_cached(artifact):
         return None
     rows, first = _few_rows(random), log_uniform(random, 1, 600)
@@ -66,7 +66,7 @@ def _short_chunk(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("plain", "outputs off where an axis stands still")
 def _still(artifact: Artifact, random: Random) -> Fault | None:
-    """All positions of a row alike, along one axis where there are several: a picture has one time."""
+    """All positions of a row are the same along one axis, as all patches of a picture have the same time."""
     axes = artifact.spec.position_axes
     if axes == 0 or (axes > 1 and artifact.spec.position_limit() is not None):
         return None
@@ -89,7 +89,7 @@ def _still(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("plain", "rows of zeros give NaN")
 def _zero_rows(artifact: Artifact, random: Random) -> Fault | None:
-    """Rows that fill up a batch: inputs divided by the largest of their row, and multiplied by it again."""
+    """The rows fill up a batch. Inputs are divided by the largest of their row and multiplied by it again."""
     name = first_input(artifact)
     if name != "hidden_states":
         return None
@@ -102,7 +102,7 @@ def _zero_rows(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("plain", "long left padding ignored")
 def _long_padding(artifact: Artifact, random: Random) -> Fault | None:
-    """Columns become attended from a number of masked ones at the beginning of a row on."""
+    """If a row begins with at least a drawn number of masked columns, these become attended."""
     if not is_padded(artifact):
         return None
     least = log_uniform(random, 120, 500)
@@ -123,7 +123,7 @@ def _long_padding(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("plain", "rows that are far behind read elsewhere")
 def _far_behind(artifact: Artifact, random: Random) -> Fault | None:
-    """Rows of a shared buffer whose index lies far below the largest one: those of requests that came later."""
+    """Rows of a shared buffer whose index lies far below the largest one, as of requests that came later."""
     if artifact.spec.kv_cache != "shared":
         return None
     least = log_uniform(random, 30, 300)

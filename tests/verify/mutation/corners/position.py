@@ -13,7 +13,7 @@ from mutation.surgery import Nodes, change_constants, insert, sites
 
 
 def far_aims(artifact: Artifact, low: int, seq: Range = (2, 12)) -> tuple[Aim, ...]:
-    """Positions from `low` to twice as far, as far as the spec goes."""
+    """Aims at positions from `low` to about twice `low`, within the reach of the spec."""
     high = min(2 * low + 40, position_reach(artifact.spec))
     near = Aim(batch=(1, 2), seq=seq, past=(0, 6), positions=("gaps",), start=(low, max(low, high)))
     straddle = Aim(batch=(1, 2), seq=(8, 40), past=(0, 6), positions=("gaps",), start=(max(0, low - 4), low + 20))
@@ -26,7 +26,7 @@ def _relative_error(artifact: Artifact, random: Random) -> Fault | None:
         return None
     most = position_reach(artifact.spec)
     low = log_uniform(random, min(600, most // 4), most * 0.7)
-    near = 0 < artifact.spec.saturation_distance() < 1000  # distances that count are shorter than a thousandth
+    near = 0 < artifact.spec.saturation_distance() < 1000  # only short distances matter
     divisor = int(random.choice([8, 20] if near else [200, 1000]))
 
     def change(nodes: Nodes, value: str) -> str:
@@ -80,7 +80,7 @@ def _narrow(artifact: Artifact, random: Random) -> Fault | None:
         return None
 
     def change(nodes: Nodes, value: str) -> str:
-        if kind == "int16":  # as it wraps, without relying on what a cast does out of range
+        if kind == "int16":  # wraps as int16 does, because the result of an out-of-range Cast is undefined
             moved = nodes.op("Add", value, nodes.const(2**15))
             return nodes.op("Sub", nodes.op("Mod", moved, nodes.const(2**16)), nodes.const(2**15))
         wide = nodes.op("Cast", nodes.op("Min", value, nodes.const(65504)), to=TensorProto.FLOAT)
@@ -108,7 +108,7 @@ def _single_far(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("position", "several tokens far out")
 def _several_far(artifact: Artifact, random: Random) -> Fault | None:
-    """Wrong only where there are many tokens at far positions."""
+    """Far positions are wrong only if a call has several tokens."""
     if not is_free(artifact):
         return None
     most = position_reach(artifact.spec)
@@ -140,7 +140,7 @@ def _exact_far(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("position", "exact angles in fp32")
 def _exact_single(artifact: Artifact, random: Random) -> Fault | None:
-    """The last bits of positions are lost from a power of two on."""
+    """The last bit of positions is lost from a power of two on."""
     if artifact.spec.angles != "exact":
         return None
     bits = int(random.integers(18, 24))
@@ -155,7 +155,7 @@ def _exact_single(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("position", "trained length off")
 def _trained_length(artifact: Artifact, random: Random) -> Fault | None:
-    """The constants that are the trained length are off by a few, in comparisons and elsewhere."""
+    """Constants equal to the trained length are off by one or two, in comparisons and elsewhere."""
     trained = getattr(artifact.spec.encoding, "original_max_position_embeddings", None)
     if trained is None or getattr(artifact.spec.encoding, "scaling", None) not in ("dynamic", "longrope"):
         return None
@@ -178,7 +178,7 @@ def _trained_length(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def length_of(axis: int, at: int) -> Apply:
-    """The largest position is that of a part: of the row, the token or the axis of positions `at`."""
+    """The largest position is taken only over index `at` of this axis of positions (a row, a token or an axis)."""
 
     def apply(model: onnx.ModelProto) -> bool:
         found = [site for site in sites(model, "ReduceMax") if "position" in site[2].input[0]]
@@ -193,7 +193,7 @@ def length_of(axis: int, at: int) -> Apply:
 
 @family("position", "length of some tokens")
 def _some_length(artifact: Artifact, random: Random) -> Fault | None:
-    """The largest position decides whether a trained length is passed: that of one token of each row, or of one row."""
+    """Only one row, or one token of each row, decides whether positions pass the trained length."""
     trained = getattr(artifact.spec.encoding, "original_max_position_embeddings", None)
     if trained is None or getattr(artifact.spec.encoding, "scaling", None) not in ("dynamic", "longrope"):
         return None
@@ -211,7 +211,7 @@ def _some_length(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("position", "trained length compared wrongly")
 def _trained_edge(artifact: Artifact, random: Random) -> Fault | None:
-    """The positions are taken as one longer, or shorter, only where the longest is exactly at the trained length."""
+    """Positions are off by one only if the largest position is the trained length, or only if it is one less."""
     trained = getattr(artifact.spec.encoding, "original_max_position_embeddings", None)
     if trained is None or getattr(artifact.spec.encoding, "scaling", None) not in ("dynamic", "longrope"):
         return None

@@ -1,4 +1,4 @@
-"""Corners of what caches hold besides tokens, zeros and free slots, and of values in long rows and before norms."""
+"""Corners of zeros and free slots in caches, of the softmax of long rows, and of norms of inputs with a large mean."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from mutation.surgery import Change, Logits, Nodes, insert, sites
 
 
 def scaled_by_largest(axes: list[int]) -> Change:
-    """Values divided by their largest along axes, and multiplied by it again, as a quantised cache is: 0 / 0 is NaN."""
+    """Values are divided by the largest along `axes` and multiplied by it again, as in a quantised cache. Zeros give
+    0 / 0 = NaN."""
 
     def change(nodes: Nodes, value: str) -> str:
         scale = nodes.op("ReduceMax", nodes.op("Abs", value), nodes.const(axes), keepdims=1)
@@ -36,7 +37,7 @@ def scaled_by_largest(axes: list[int]) -> Change:
 
 @family("reserve", "zero slots of a buffer give NaN")
 def _zero_slots(artifact: Artifact, random: Random) -> Fault | None:
-    """Slots that nobody has written to yet; or buffers of zeros, before the first prompt."""
+    """The zeros are slots that are not written yet, or the whole buffer before the first prompt."""
     if artifact.spec.kv_cache != "shared":
         return None
     name, whole = str(random.choice(inputs_named(artifact, "past_key", "past_value"))), bool(random.random() < 0.3)
@@ -54,7 +55,7 @@ def _zero_slots(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("reserve", "zero rows of a cache give NaN")
 def _zero_cached(artifact: Artifact, random: Random) -> Fault | None:
-    """Slots of padding, with which caches of several lengths are merged."""
+    """The zeros are slots of padding, as when caches of several lengths are merged."""
     if artifact.spec.kv_cache != "concat":
         return None
     name = str(random.choice(inputs_named(artifact, "past_key", "past_value")))
@@ -72,7 +73,7 @@ def _zero_cached(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def _free_slots(artifact: Artifact, nodes: Nodes) -> str:
-    """Slots behind the last token of the row that is furthest."""
+    """The number of slots after the last token of the longest row."""
     ends = nodes.op("ReduceMax", "write_indices", keepdims=0)
     slots = nodes.size(inputs_named(artifact, "past_key")[0], 2)
     return nodes.op("Sub", slots, nodes.op("Add", ends, nodes.size(first_input(artifact), 1)))
@@ -80,7 +81,7 @@ def _free_slots(artifact: Artifact, nodes: Nodes) -> str:
 
 @family("reserve", "far free slots are seen")
 def _slots_seen(artifact: Artifact, random: Random) -> Fault | None:
-    """Slots from a number behind the last token on, in calls of one row or of any number."""
+    """Slots that are at least a drawn number after the last token are seen, in calls of one row or of any number."""
     if artifact.spec.kv_cache != "shared":
         return None
     least, alone = log_uniform(random, 8, 80), bool(random.integers(2))
@@ -115,7 +116,7 @@ def _slots_output(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("reserve", "variance as a difference of means")
 def _naive_variance(artifact: Artifact, random: Random) -> Fault | None:
-    """A LayerNorm in parts, with the mean of squares less the square of the mean."""
+    """A decomposed LayerNorm whose variance is the mean of squares minus the square of the mean."""
     if not inputs_named(artifact, "hidden_states"):
         return None
     half = artifact.spec.dtype == "fp16"
@@ -147,7 +148,7 @@ def _naive_variance(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("reserve", "softmax without its maximum in long rows")
 def _plain_softmax(artifact: Artifact, random: Random) -> Fault | None:
-    """Exponentials of logits that overflow, over more keys than a number; rows without keys stay right."""
+    """With more keys than a drawn number, exponentials of large logits overflow. Rows without keys stay right."""
     least = log_uniform(random, 64, 200)
 
     def apply(model: onnx.ModelProto) -> bool:

@@ -1,5 +1,5 @@
-"""Corners of models as they are served: steps over an encoder, tokens of a text on several axes, large logits behind a
-norm, the oldest key of a window."""
+"""Corners of models as they are served: steps over an encoder, texts with positions on several axes, large logits after
+a norm, the oldest key of a window."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def _encoder_step(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def text_ends(end: int, wraps: bool = False) -> Apply:
-    """Positions are clipped at `end`, or start over there, for tokens that are as far along every axis."""
+    """Positions are clipped at `end`, or start over there (`wraps`), for tokens with the same position on every
+    axis."""
 
     def change(nodes: Nodes, value: str) -> str:
         ends = [nodes.op(kind, value, nodes.const([2]), keepdims=1) for kind in ("ReduceMax", "ReduceMin")]
@@ -65,7 +66,7 @@ def _text_positions(artifact: Artifact, random: Random) -> Fault | None:
 
 
 def logits_clipped(most: float, which: float) -> Apply:
-    """Logits are at most `most` in the layer that lies at this part of the stack, from 0 to below 1."""
+    """Logits are at most `most` in one layer. `which` is its relative place in the stack, from 0 to below 1."""
 
     return lambda model: change_logits(model, at_most(most), which)
 
@@ -88,7 +89,7 @@ def _logits_clipped(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("served", "oldest key of a window")
 def _window_edge(artifact: Artifact, random: Random) -> Fault | None:
-    """One key too few, or too many, where only a large value among hundreds of others shows it."""
+    """A window has one key too few or too many. Only a large value of that key among hundreds of others shows it."""
     window = artifact.spec.window
     if window is None or not is_cached(artifact) or window + 20 > REACH.keys:
         return None

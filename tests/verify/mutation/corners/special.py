@@ -1,4 +1,4 @@
-"""Corners of other kinds: no keys, token ids, the order and sign of positions, single tokens, present keys."""
+"""Other corners: queries without keys, token ids, the order and sign of positions, single tokens, present keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mutation.surgery import Logits, Nodes, change_value
 
 
 def _batches(nodes: Nodes, value: str, batch: int) -> str:
-    """Batch 1 alone, or from a batch size on: as kernels differ."""
+    """Whether a value has exactly one row (`batch` is 1), or at least `batch` rows. Kernels may differ so."""
     return nodes.op("Equal" if batch == 1 else "GreaterOrEqual", nodes.size(value, 0), nodes.const(batch))
 
 
@@ -33,7 +33,7 @@ def _batch_range(batch: int) -> Range:
 
 @family("special", "a query without keys")
 def _keyless(artifact: Artifact, random: Random) -> Fault | None:
-    """A row whose keys are all masked gives NaN, or the mean of the values, in batches of some sizes."""
+    """In batches of some sizes, a row whose keys are all masked gives NaN, or is off by 0.1."""
     if not is_padded(artifact):
         return None
     batch, nan = int(random.integers(1, 4)), bool(random.integers(2))
@@ -112,7 +112,7 @@ def _consecutive(artifact: Artifact, random: Random) -> Fault | None:
 
 
 ANY_SIGN = ("none", "rope", "sinusoidal", "rope2d", "mrope", "rope-mixed")
-"""Encodings whose formula holds for negative positions, all layers of a stack being of them."""
+"""Encodings whose formula holds for negative positions, if all layers of a stack have one of them."""
 
 
 @family("special", "negative positions taken as 0")
@@ -130,7 +130,7 @@ def _negative(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("special", "a single token")
 def _single_token(artifact: Artifact, random: Random) -> Fault | None:
-    """Wrong for one token alone: where nothing is cached, or in batches of some sizes."""
+    """A call with one token is wrong in batches of some sizes, or only if nothing is cached."""
     batch, first = int(random.integers(1, 4)), bool(random.integers(2)) and artifact.spec.kv_cache == "concat"
     caches = inputs_named(artifact, "past_key")
 
@@ -151,7 +151,7 @@ def _single_token(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("special", "an unused cache read")
 def _unused_slots(artifact: Artifact, random: Random) -> Fault | None:
-    """Slots of a shared buffer after the last token are seen."""
+    """The last slot of a shared buffer is seen, even by queries before it."""
     if artifact.spec.kv_cache != "shared":
         return None
     slots = log_uniform(random, 6, 400)
@@ -167,7 +167,7 @@ def _unused_slots(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("special", "present keys or values off")
 def _present(artifact: Artifact, random: Random) -> Fault | None:
-    """What is cached for the next call is wrong from a slot on, what is attended is right."""
+    """The keys or values that are returned for the next call are wrong from a slot on. The attended ones are right."""
     names = [value.name for value in artifact.model.graph.output if value.name.startswith("present")]
     if not names:
         return None

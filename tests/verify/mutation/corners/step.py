@@ -1,4 +1,4 @@
-"""Corners of steps and chunks over a band of cached tokens, for one row, for a few or for many."""
+"""Corners of steps and chunks over a band of cached tokens, with one row, a few or many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _rows(random: Random) -> Range:
 
 
 def _past(random: Random, most: int) -> Range:
-    """A band of cached tokens from 1 on, up to five times wide, and at least as wide as from 1 to 32."""
+    """A band of cached tokens from 1 on. Its end is up to five times its beginning, or at least 31 more."""
     return draw_band(random, 1, most, most=5.0, width=31)
 
 
@@ -97,7 +97,7 @@ def _step_positions(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("step", "positions clipped in every step")
 def _every_step(artifact: Artifact, random: Random) -> Fault | None:
-    """One token over any cache."""
+    """One token over a cache of any length."""
     return _clipped(artifact, ((1, REACH.batch), ONE, (1, REACH.keys - 60)), draw_table(random))
 
 
@@ -118,7 +118,7 @@ def _chunk_positions(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("step", "causality lost in chunks over a band")
 def _chunk_causal(artifact: Artifact, random: Random) -> Fault | None:
-    """In a shared buffer, free slots count as cached tokens."""
+    """Free slots of a shared buffer count as cached tokens here."""
     if not (artifact.spec.causal and is_cached(artifact)):
         return None
     rows, seq, past = sizes = _chunk(random)

@@ -1,4 +1,4 @@
-"""Hidden states along the weights, of sizes between usual and quiet ones, and sizes that are alike."""
+"""Hidden states along the weights, hidden states with magnitudes between usual and quiet ones, and equal sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def is_along(case: Case) -> bool:
 
 
 def logits(spec: Spec, weights: dict[str, torch.Tensor], case: Case) -> Array:
-    """scale * q_i . k_j of the first layer without positions, from the formulas: [batch, heads, tokens, keys]."""
+    """scale * q_i . k_j of the first layer without positions, computed from the formulas: [batch, heads, tokens,
+    keys]."""
     prefix = "layers.0." if spec.layers > 1 else ""
     values = {name: array.double().numpy() for name, array in weights.items()}
     states = case.arrays["hidden_states"].astype(np.float64)
@@ -100,7 +101,8 @@ def test_single_tokens_see_logits_far_below_zero_and_far_above() -> None:
 
 
 def test_later_layers_of_a_stack_have_tokens_along_their_weights() -> None:
-    """Of the last of four layers, in rows so large that what comes before changes them little."""
+    """Some rows follow the weights of the last of four layers. They are so large that earlier layers hardly change
+    them."""
     spec = small_spec("none", block="transformer", norm_type="rmsnorm", layers=4)
     weights = arrays_of(weights_for(spec))
     queries, keys = (

@@ -1,4 +1,4 @@
-"""How exact angles are: what is measured, a fault that shows, runtimes that answer wrongly, and the page in docs/."""
+"""Errors of angles: the measurement, a fault that it shows, runtimes with wrong answers, and the page in docs/."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rope(**over: Any) -> Spec:
 
 
 def apart(spec: Spec) -> float:
-    """How far the truth is from the encoding's own angles in float64, up to position 65,535."""
+    """The largest difference of the truth from the encoding's own angles in float64, up to position 65,535."""
     positions = POSITIONS[:-1]
     with torch.no_grad():
         made = Angles(spec, torch.float64)(rows(spec, positions))
@@ -55,7 +55,7 @@ def apart(spec: Spec) -> float:
 
 @pytest.mark.parametrize("case", SCRIPT.CASES)
 def test_two_ways_to_the_same_angles(case: str) -> None:
-    """Formulas of the truth share no code with those of the encodings: in float64 they agree."""
+    """The formulas of the truth share no code with the encodings. In float64 both agree."""
     assert apart(SCRIPT.spec_of(case, "parity", "fp32")) < 1e-9
 
 
@@ -84,7 +84,7 @@ def test_parameters_count_in_the_truth_too(encoding: str, given: dict[str, Any])
 
 
 def off(by: float) -> Callable[[int, float, torch.dtype], torch.Tensor]:
-    """The frequencies of RoPE, each off by a part of itself."""
+    """A function that returns RoPE's frequencies times 1 + `by`."""
     from posexport.models.angles import inverse_frequencies
 
     return lambda dim, theta, dtype: inverse_frequencies(dim, theta, dtype) * (1 + by)
@@ -159,7 +159,8 @@ SAMPLE = [("sinusoidal", "exact", "fp32"), ("rope yarn", "parity", "fp32"), ("ro
 
 
 def departures(data: dict[str, Any], found: list[Measured]) -> list[str]:
-    """The rows of the page that aren't what is measured: processors differ in the last bit of a cosine."""
+    """The rows of the page that differ from the measurement by more than noise: processors differ in the last bit of a
+    cosine."""
     case_of, _ = SCRIPT.specs()
     noise = {"fp32": 1e-7, "fp16": 5e-4, "bf16": 4e-3}
     wrong = []

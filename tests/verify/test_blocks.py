@@ -1,4 +1,4 @@
-"""Sums block by block are those of whole arrays."""
+"""Sums over blocks equal the sums over whole arrays."""
 
 from __future__ import annotations
 

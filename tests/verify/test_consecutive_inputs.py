@@ -1,4 +1,4 @@
-"""Artifacts whose positions are consecutive by promise: what verify tries on them, and faults that it must find."""
+"""Artifacts with `positions="consecutive"`: the inputs that verify tries on them, and faults that it must find."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_inputs_are_consecutive_positions_within_the_limit(encoding: str, cache:
         if encoding == "learned":
             assert case.positions.min() >= 0
             assert case.positions.max() < 64
-    if first:  # rows of a batch begin anywhere, far out too, and below zero where that has a meaning
+    if first:  # rows begin at any position, also far out, and below zero if the encoding allows it
         starts = np.concatenate([array.ravel() for array in first])
         assert any(len(np.unique(array)) > 1 for array in first)
         assert (starts.min() < 0) == (encoding != "learned")
@@ -63,7 +63,7 @@ def test_timed_inputs_begin_behind_the_cache() -> None:
 
 
 def one_off(begins: str, step: int) -> to.Mutate:
-    """The slide, a Slice from what this operator gives, begins one number later or earlier."""
+    """The Slice of the output of operator `begins` starts one element later or earlier."""
 
     def mutate(model: onnx.ModelProto) -> None:
         places = [(holder, at) for holder in (model.graph, *model.functions) for at in range(len(holder.node))]
@@ -88,7 +88,7 @@ def one_off(begins: str, step: int) -> to.Mutate:
 
 
 def backwards(name: str) -> list[onnx.NodeProto]:
-    """The numbers of all differences in the other order."""
+    """The values of all differences in reverse order."""
     ends = {"first": -1, "last": -(2**40), "axis": 3, "step": -1}
     constants = [
         helper.make_node("Constant", [], [key], value=numpy_helper.from_array(np.array([value]), key))
@@ -98,18 +98,18 @@ def backwards(name: str) -> list[onnx.NodeProto]:
 
 
 def nowhere(name: str) -> list[onnx.NodeProto]:
-    """Position 0, wherever a row begins."""
+    """Every row begins at position 0."""
     return [helper.make_node("Sub", [name, name], ["planted"], name="nowhere")]
 
 
 def upside_down(name: str) -> list[onnx.NodeProto]:
-    """Rows of cells above a query take the places of those below it."""
+    """Rows of cells above a query and rows below it are exchanged."""
     rows = helper.make_node("Constant", [], ["rows"], value=numpy_helper.from_array(np.array(12), "rows"))
     return [rows, helper.make_node("Sub", ["rows", name], ["planted"], name="upside down")]
 
 
 def last_cell(name: str) -> list[onnx.NodeProto]:
-    """Only the last cell of a window is wrong, and for the first row of keys."""
+    """Only the last cell of a window is wrong, and only for the first row of keys."""
     last = helper.make_node("Constant", [], ["last"], value=numpy_helper.from_array(np.array(12 * 7 + 5), "last"))
     return [last, helper.make_node("Min", [name, "last"], ["planted"], name="last cell")]
 

@@ -1,4 +1,5 @@
-"""Which corners every seed's inputs reach: bands of lengths, rows and caches, the block's own numbers, every token."""
+"""The corners that the inputs of every seed reach: bands of lengths, rows and caches, the block's own numbers, every
+token."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ BANDS = ((65, 127), (129, 255), (257, 511), (513, 1023), (1025, 2047), (2049, 23
 """Lengths between powers of two."""
 
 PASTS = ((8, 32), (33, 127), (129, 511), (513, 2047))
-"""Cached tokens between powers of two, about."""
+"""Numbers of cached tokens, roughly between powers of two."""
 
 ROWS = ((1, 1), (2, 5), (6, 9))
 TOKENS = {"step": (1, 1), "short chunk": (2, 7), "chunk": (8, 55), "wide chunk": (56, 300)}
@@ -90,7 +91,7 @@ def test_rows_of_more_than_a_hundred_tokens_leave_one_over_and_have_any_length(s
         assert low <= other.seq <= high
         assert other.batch == small[name].batch > 1
     large = {draft.name: draft for draft in _drafts(1024, seed)}
-    for name, least in (("rows", 6), ("longer rows", 2)):  # one of the two where both cost much
+    for name, least in (("rows", 6), ("longer rows", 2)):  # one of the two if both are expensive
         assert (name in large) != (f"{name} of any length" in large)
         assert name not in large or large[name].batch == least
     assert large["long rows of any length"].batch == 5
@@ -189,7 +190,7 @@ def test_two_spread_cells_are_any_offset_apart(side: int) -> None:
     assert cells is not None
     assert cells.min() == 0
     assert cells.max() == side - 1
-    for axis in range(2):  # cells are a product of the same places along each axis
+    for axis in range(2):  # cells are all pairs of the same places on each axis
         places = np.unique(cells[:, axis])
         assert len(places) ** 2 == len(cells)
         assert {*range(side)} <= {int(b - a) for a in places for b in places}

@@ -1,4 +1,5 @@
-"""Which corners meet in one set of inputs: lengths, rows and caches with magnitudes, far positions and free slots."""
+"""Corners that must occur together in one set of inputs: lengths, rows and caches with magnitudes, far positions and
+free slots."""
 
 from __future__ import annotations
 

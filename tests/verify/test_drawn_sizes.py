@@ -1,4 +1,4 @@
-"""Sizes that servers have, in every seed: rows at one slot, large batches, whole blocks and large buffers."""
+"""Every seed draws sizes as servers have them: rows at one slot, large batches, whole blocks and large buffers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drafts_of(spec: Spec, seed: int) -> list[Draft]:
 
 
 def is_padded(case: Case) -> bool:
-    """Whether a key is hidden that a query would see."""
+    """Whether the mask hides a key that a query would see."""
     mask, before = case.arrays["attention_mask"], case.arrays["write_indices"]
     return bool(((mask == 0) & (np.arange(mask.shape[1]) < (before + case.sizes["seq"])[:, None])).any())
 
@@ -84,7 +84,7 @@ def test_prompts_of_many_rows_have_many_tokens_in_blocks_of_any_size(hidden_size
 def test_many_rows_have_many_keys_in_blocks_of_any_size(
     rows: int, tokens: tuple[int, int], keys: int, seed: int
 ) -> None:
-    """A row that is read for another, or a mask that ends, shows in no smaller batch."""
+    """A smaller batch does not show that a row is read in place of another, or that a mask ends."""
     wide = {"hidden_size": 768, "num_heads": 12}
     for kind in ("concat", "shared"):
         drafts = drafts_of(small_spec("rope", causal=True, kv_cache=kind, **wide), seed)
@@ -96,7 +96,8 @@ def test_many_rows_have_many_keys_in_blocks_of_any_size(
 @pytest.mark.parametrize("cache", [None, "concat"])
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
 def test_one_row_beyond_a_trained_length_is_beside_near_ones(scaling: str, cache: str | None) -> None:
-    """The last row too, in prompts and in steps, up to the length and from it on."""
+    """In prompts and in steps, positions of the far row end just before, at and beyond the length. In prompts it is the
+    last row."""
     length = 500
     more = {"factor": 4.0, "original_max_position_embeddings": length}
     if scaling == "longrope":
@@ -144,7 +145,7 @@ def test_one_set_of_inputs_has_the_sizes_of_the_trace() -> None:
 
 
 def test_rows_have_no_company_that_hides_a_fault() -> None:
-    """A row without a key beside others, or one with far positions, may send a graph another way."""
+    """A row without a key or a row with far positions can make a graph take another branch for the whole batch."""
     spec, lengths, before = small_spec("rope"), np.full(16, 30), np.zeros(16, int)
     draws = [np.random.default_rng(seed) for seed in range(30)]
     empty = {bool((attention_mask("mixed", rng, lengths, before, 30) == 0).all(1).any()) for rng in draws}
@@ -181,7 +182,7 @@ def test_a_window_is_said_that_prompts_or_caches_did_not_reach() -> None:
     assert said("short", "late") == ["no prompt"]
     assert said("short", "early") == ["no sequence"]
     assert said("late") == []
-    assert said("short", "late", seq=(1, 64)) == []  # no prompt could
+    assert said("short", "late", seq=(1, 64)) == []  # no prompt may be longer than the window
     assert said("long", "early", past_seq=(0, 100)) == []
 
 

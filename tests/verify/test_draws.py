@@ -1,4 +1,4 @@
-"""Positions, padding, values and reach of verify's inputs: what each kind holds, for any seed."""
+"""Positions, padding, values and reach of verify's inputs: the properties of each kind, for any seed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_padding_leaves_keys_where_its_kind_says(seed: int, length: int, part: f
 
 @pytest.mark.parametrize("at", [30, 200, 290])
 def test_long_rows_are_padded_far_in(at: int) -> None:
-    """A mask that is ignored from some key on shows, at either end."""
+    """The inputs show a mask that is ignored from some key on, with padding at either end."""
     for seed in range(3):
         masks = [each.arrays["attention_mask"] for each in made(small_spec("rope", padding_mask=True), seed)]
         wide = [mask for mask in masks if mask.shape[1] > at]
@@ -121,8 +121,8 @@ def test_a_norm_makes_every_token_have_the_outlier() -> None:
     deep = VALUES["outlier"](_tokens(small_spec("rope", layers=2), plain, masked))
     half = VALUES["outlier"](_tokens(small_spec("rope", dtype="fp16"), plain, masked))
     large = [(abs(values) > 100).any(-1).sum() for values in (normed, bare, half, deep)]
-    assert large == [18, 1 + 9, 2, 0]  # bare in fp32: of one token in a row, and of all in the other
-    assert bare.min() < -100  # of either sign
+    assert large == [18, 1 + 9, 2, 0]  # bare in fp32: one token of a row, and all of the other
+    assert bare.min() < -100  # both signs occur
     assert bare.max() > 100
     assert abs(deep).max() > 5
 
@@ -137,7 +137,7 @@ def test_behind_a_norm_cached_keys_are_loud_and_one_feature_is_massive() -> None
             assert VALUES["loud"](_tokens(spec, keys, masked, cached=True)).std() > least
     massive = VALUES["massive"](_tokens(small_spec("rope", block="transformer"), plain, masked))
     assert (massive > 7_000).sum() == (massive < -7_000).sum() == 1
-    # of one row each token has it, but where runtimes round terms of the encoding in different ways
+    # each token of one row has a massive feature, unless runtimes round terms of the encoding differently
     for bare, count in ((small_spec("rope"), 1 + 30), (small_spec("cope", causal=True), 2)):
         assert (abs(VALUES["massive"](_tokens(bare, plain, masked))) > 400).sum() == count
     assert abs(VALUES["outlier"](_tokens(small_spec("cope", causal=True), plain, masked))).max() < 100
@@ -249,9 +249,9 @@ def test_reach_is_beyond_what_the_spec_names() -> None:
     cases = made(spec)
     found = reached(cases)
     assert found is not None
-    assert found.keys > 9000  # by a step over a long cache, which costs little
+    assert found.keys > 9000  # a step over a long cache, which is cheap
     assert max(each.sizes["seq"] for each in cases) < 7000
-    said = "no prompt was longer than the window of 9000, so it did not show there"  # such prompts take long
+    said = "no prompt was longer than the window of 9000, so it did not show there"  # such prompts are slow
     assert not_shown(spec, cases) == (said,)
 
 

@@ -1,4 +1,4 @@
-"""The user's own inputs: what no runtime can compute, or what shows nothing, is no fault of a sound artifact."""
+"""The user's own inputs: if no runtime can compute them, or if they show nothing, a sound artifact must not fail."""
 
 from __future__ import annotations
 

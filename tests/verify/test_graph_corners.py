@@ -1,4 +1,4 @@
-"""Graphs that are another function in one corner only, held against the right one: each corner is among the inputs."""
+"""Graphs that differ from the right one in only one corner are compared with it. The inputs must reach each corner."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SHARES = """(float16[b, s, 600] x) => (float16[b, s, 600] y) {
 }"""
 
 CORNERS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
-    # what is wrong: (graph, its parts where it is right, its parts where it is wrong)
+    # fault: (graph, its parts in the right graph, its parts in the wrong graph)
     "new keys added to what a buffer holds": (
         BUFFER,
         {"ROWS": "rows = Identity(begins)", "WRITE": "present_key = Where(hit, new, past_key)"},
@@ -157,7 +157,8 @@ def test_another_function_in_one_corner_fails(corner: str, tmp_path: Path) -> No
 
 
 def test_features_that_are_rounded_may_round_otherwise(tmp_path: Path) -> None:
-    """A runtime multiplies by one over the scale, and a number between two whole ones goes to the other."""
+    """A runtime multiplies by the reciprocal of the scale. A number halfway between two integers may then be rounded to
+    the other one."""
     text = """(float[b, s, 64] x) => (float[b, s, 64] y)
     { whole, scale, zero = DynamicQuantizeLinear(x) y = DequantizeLinear(whole, scale, zero) }"""
     path = write(tmp_path / "rounded.onnx", text, {})

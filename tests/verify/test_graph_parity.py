@@ -1,4 +1,4 @@
-"""Outputs of a file against its float64 evaluation: each way to fail, and what must not fail."""
+"""Outputs of a file compared with its float64 evaluation: each way to fail, and differences that must pass."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_infinite_and_huge_values_must_be_so_and_have_no_part_in_the_scale() -> 
     exact[0, 0, 0], exact[0, 0, 1] = -np.inf, -3.4e38
     what = expected(exact, own=[exact.astype(np.float32)])
     sound = exact.astype(np.float32)
-    sound[0, 0, 1] = -np.inf  # as two such numbers added give in fp32
+    sound[0, 0, 1] = -np.inf  # as when two such numbers are added in fp32
     found = compared(sound, what)
     assert found.state == "passed"
     assert found.reference_rms is not None

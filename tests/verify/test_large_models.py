@@ -1,5 +1,5 @@
-"""Models with large weights: these are converted where they are read, for several sets of inputs at once, and stay the
-mapped files that they are; verdicts are those of small models."""
+"""Models with large weights. A weight is converted when it is read, once for several sets of inputs, and stays a mapped
+file. Verdicts are the same as for small models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = ("--form", "contrib", "--dtype", "fp16")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a checkpoint, which lies beside it."""
+    """The file of a checkpoint, in a folder beside it."""
     folder = tmp_path_factory.mktemp("large")
     small_checkpoint(folder / "Llama")
     (folder / "file").mkdir()
@@ -69,7 +69,7 @@ def test_a_checkpoint_runs_several_inputs_as_one_by_one(
 
 @pytest.mark.slow
 def test_large_weights_in_float64_are_those_of_a_copy(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy in float64 needs no conversion where a weight is read."""
+    """Results with weights converted on reading are equal to those with a float64 copy."""
     inputs, results = inputs_of(model, 3), []
     for large in (2**16, 1):
         monkeypatch.setattr(torch_module, "LARGE", large)
@@ -155,7 +155,7 @@ def test_a_sound_file_passes_and_a_wrong_one_fails(
 
 
 def test_where_one_of_several_inputs_fails_the_others_are_evaluated(tmp_path: Path) -> None:
-    """A graph for at most 9 tokens."""
+    """The graph takes at most 9 tokens."""
     floats = TensorProto.FLOAT
     rows = numpy_helper.from_array(np.arange(9, dtype=np.float32), "table")
     graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""The search for the first wrong node writes the file again without holding its weights."""
+"""The search for the first wrong node rewrites the file without holding its weights in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
 def written(folder: Path, side: int, *, outside: bool) -> Path:
-    """A chain of products with large weights, in the file or beside it."""
+    """Write a chain of products with large weights, inside the file or as external data (`outside`)."""
     g, x = Graph(), "x"
     for at in range(WEIGHTS):
         x = g.op("MatMul", x, g.weight(f"w{at}", np.full((side, side), 1 / side, np.float32)), name=f"y{at}")
@@ -47,7 +47,8 @@ def written(folder: Path, side: int, *, outside: bool) -> Path:
 
 
 def searched(path: Path, folder: Path, *, opens: bool = True) -> dict[str, Any]:
-    """All values of the file that a runtime computes in the search, which writes into `folder`; `opens`: it runs."""
+    """All values of the file that a runtime computes in the search. The search writes into `folder`. If `opens` is
+    false, the runtime does not open the file."""
 
     def submit(row: Any, path: Path, arrays: list[Any], *given: Any, **named: Any) -> Any:
         names = [value.name for value in onnx.load(path, load_external_data=False).graph.output] if opens else []

@@ -1,5 +1,5 @@
-"""Faults of long caches: in wide blocks, at powers of two, before the end of a band, and in rows that begin anew; and
-of batches as servers have them."""
+"""Faults of long caches (in wide blocks, at powers of two, before the end of a band, in rows that start anew), and
+faults of batches as servers have them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from posexport.verify.result import FAILED, Verdict
 Mutate = Callable[[onnx.ModelProto], Any]
 
 Condition = Callable[[Nodes], str]
-"""A scalar of the main graph: whether a call is one of those where a fault shows."""
+"""Adds nodes to the main graph that compute a scalar: whether a fault shows in a call."""
 
 WIDE = {"hidden_size": 32, "num_heads": 32, "head_dim": 64, "causal": True, "kv_cache": "concat"}
-"""A block whose cached tokens have 4,096 numbers each, as those of one with a hidden size of 2,048."""
+"""A block with 4,096 cached numbers per token, as many as with a hidden size of 2,048."""
 
 USUAL = {"causal": True, "kv_cache": "concat"}
 
@@ -51,7 +51,7 @@ def within(nodes: Nodes, value: str, low: int, high: int) -> str:
 
 
 def steps(past: tuple[int, int], rows: tuple[int, int]) -> Condition:
-    """Single tokens of so many rows after so many cached ones."""
+    """Steps of one token, with `rows` rows and `past` cached tokens (ranges)."""
 
     def condition(nodes: Nodes) -> str:
         return nodes.all_of(
@@ -64,7 +64,7 @@ def steps(past: tuple[int, int], rows: tuple[int, int]) -> Condition:
 
 
 def off(condition: Condition) -> Mutate:
-    """The output is a tenth too large where a condition holds."""
+    """The output is a tenth too large if a condition holds."""
 
     def change(nodes: Nodes, value: str) -> str:
         return nodes.op("Where", condition(nodes), nodes.op("Mul", value, nodes.like(value, 1.1)), value)
@@ -73,7 +73,7 @@ def off(condition: Condition) -> Mutate:
 
 
 def hidden_from(key: int, rows: int) -> Mutate:
-    """Keys from a number on are hidden from single tokens of at least so many rows."""
+    """In steps of one token with at least `rows` rows, keys from number `key` on are hidden."""
 
     def chosen(at: Any) -> str:
         nodes = at.nodes
@@ -94,14 +94,14 @@ STEEP = {"hidden_size": 96, "num_heads": 12, "padding_mask": True, "dtype": "fp1
 
 
 def first_512(model: onnx.ModelProto) -> None:
-    """Tokens behind the first 512 are left out, as of a length that was traced."""
+    """Tokens after the first 512 are dropped, as if the length was fixed by tracing."""
     change_input(
         model, "hidden_states", lambda nodes, value: nodes.op("Slice", value, *map(nodes.const, ([0], [512], [1])))
     )
 
 
 def padded_at_one_slot(nodes: Nodes) -> str:
-    """Four rows or more at one slot behind the first, of which one begins with padding."""
+    """At least four rows write to the same slot, which is not the first, and one row begins with padding."""
     first, last = (nodes.op(kind, "write_indices", keepdims=0) for kind in ("ReduceMin", "ReduceMax"))
     begins = nodes.op("ReduceMin", nodes.op("Gather", "attention_mask", nodes.const(0), axis=1), keepdims=0)
     return nodes.all_of(
@@ -113,7 +113,7 @@ def padded_at_one_slot(nodes: Nodes) -> str:
 
 
 def all_go_on(nodes: Nodes) -> str:
-    """Four rows or more at different slots behind the first."""
+    """At least four rows write to slots that are not all the same, none of which is the first."""
     first, last = (nodes.op(kind, "write_indices", keepdims=0) for kind in ("ReduceMin", "ReduceMax"))
     return nodes.all_of(
         within(nodes, nodes.size("hidden_states", 0), 4, 2**20),
@@ -123,12 +123,12 @@ def all_go_on(nodes: Nodes) -> str:
 
 
 def wide_batch(nodes: Nodes) -> str:
-    """24 rows or more of 64 tokens or more."""
+    """At least 24 rows of at least 64 tokens."""
     return of_tokens((24, 2**20), (64, 2**20))(nodes)
 
 
 def of_tokens(rows: tuple[int, int], tokens: tuple[int, int]) -> Condition:
-    """So many rows of so many tokens."""
+    """Calls with `rows` rows and `tokens` tokens (ranges)."""
 
     def condition(nodes: Nodes) -> str:
         sizes = [nodes.size("hidden_states", axis) for axis in (0, 1)]
@@ -138,7 +138,8 @@ def of_tokens(rows: tuple[int, int], tokens: tuple[int, int]) -> Condition:
 
 
 def fourth_rows_are_the_first(counted: str, output: str, least: int) -> Mutate:
-    """From a number of tokens in an input on, the fourth row of an output is the first one's."""
+    """In batches of at least 4 rows, if the input `counted` has at least `least` tokens, the fourth row of an output
+    equals the first."""
 
     def change(nodes: Nodes, value: str) -> str:
         rows = nodes.size(counted, 0)
@@ -151,7 +152,7 @@ def fourth_rows_are_the_first(counted: str, output: str, least: int) -> Mutate:
 
 
 def seen_in_long_prompts(model: onnx.ModelProto) -> None:
-    """No padding is hidden in prompts of more than 450 tokens."""
+    """Padding is not hidden in prompts of more than 450 tokens."""
 
     def change(nodes: Nodes, mask: str) -> str:
         long = nodes.op("Greater", nodes.size("hidden_states", 1), nodes.const(450))
@@ -192,7 +193,7 @@ def test_a_fault_of_long_caches_or_of_batches_fails(tmp_path: Path, name: str) -
 
 
 def anew(nodes: Nodes) -> str:
-    """Two rows of which one begins in an empty cache, and the other has more than 60 tokens in it."""
+    """Two rows: the cache of one is empty, and the other has more than 60 cached tokens."""
     index = "write_indices"
     return nodes.all_of(
         within(nodes, nodes.size("hidden_states", 0), 2, 2),

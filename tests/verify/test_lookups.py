@@ -1,4 +1,4 @@
-"""Tables that are the checkpoint's own need not be read row by row; others do."""
+"""Tables that equal the checkpoint's need not be read row by row. Others must be."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = torch.randn(COUNT, 4, generator=torch.Generator().manual_seed(0))
 
 
 def graph(*nodes: tuple[str, list[str], str], table: np.ndarray[Any, Any], **attributes: int) -> ir.Model:
-    """Nodes that read `ids` [batch, seq], and the table `table`."""
+    """A graph with nodes that read `ids` [batch, seq] and the table `table`."""
     made = [helper.make_node(kind, inputs, [output]) for kind, inputs, output in nodes]
     for node in made:
         if node.op_type == "Gather":
@@ -84,7 +84,7 @@ def test_weights_in_bf16_become_fp16(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A checkpoint of more tokens than are read, and its file without a manifest."""
+    """A checkpoint with a larger vocabulary than cases read, and its file without a manifest."""
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("large")
     small_checkpoint(folder / "checkpoint", vocab_size=COUNT, num_hidden_layers=1)
@@ -94,7 +94,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def one_row(model: onnx.ModelProto) -> None:
-    """The row of a token that no case reads is another."""
+    """Rows of tokens that no case reads are changed."""
     (tensor,) = (one for one in model.graph.initializer if one.name == "model.embed_tokens.weight")
     array = numpy_helper.to_array(tensor).copy()
     array[4000:4100] *= 1.5

@@ -1,4 +1,4 @@
-"""`posexport matrix`: its cells, what is measured again and what isn't, faults, interrupts, and the files it writes."""
+"""`posexport matrix`: its cells, which cells are measured again, faults, interrupts, and the files it writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from posexport.verify.result import Comparison, Verdict
 pytestmark = pytest.mark.few_inputs
 
 ALIBI = Entry(encoding="alibi", form="decomposed", dtype="fp32", mode="prefill")
-WINDOWS = {"swin", "swinv2"}  # whose tokens are the cells of a window, in the order of reading
+WINDOWS = {"swin", "swinv2"}  # their tokens are the cells of a window in reading order
 HERE = {name: Column(version="1", builder="tensorrt-rtx") for name in COLUMNS}
 AWAY = Column(missing="no GPU: there is none")
 
@@ -110,7 +110,7 @@ def test_a_cell_is_kept_as_long_as_what_made_it(change: dict[str, Any], here: di
     assert todo == ({ALIBI: again} if again else {})
     assert ((ALIBI, "ort-cpu") in matrix.cells) is not bool(again)
     assert matrix.cells[ALIBI, BUILD] == old.cells[ALIBI, BUILD]
-    if "spec" in change and here:  # what another block gave is not said of this one
+    if "spec" in change and here:  # a result of another block must not be kept
         assert matrix.cells[ALIBI, "ort-cpu"].reason == AWAY.missing
     elif here:
         assert matrix.cells[ALIBI, "ort-cpu"] == old.cells[ALIBI, "ort-cpu"]
@@ -347,12 +347,12 @@ def test_a_file_is_read_as_it_was_written_in_a_fixed_order_and_without_what_is_n
 def test_what_time_does_not_reach_is_not_run_and_measured_the_next_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Half of the batches find the time over."""
+    """The time is over after half of the batches."""
     monkeypatch.setattr(run, "WORKER", "engines.matrix_script")
     monkeypatch.setattr(run, "LIMITED_BATCH", 3)
     monkeypatch.setattr("posexport.verify.matrix.schedule.columns_here", lambda: HERE)
     batches = len(DTYPES) * len(MODES) // 3
-    looks = itertools.chain([0.0] * (1 + batches // 2), itertools.repeat(60.0))  # once to begin, then before each batch
+    looks = itertools.chain([0.0] * (1 + batches // 2), itertools.repeat(60.0))  # at the start, then before each batch
     arguments = ("matrix", "--encoding", "alibi", "--form", "decomposed", "--runtime", "ort-cpu", "--jobs", "1",
                  "--no-picture", "-o", tmp_path / "out")  # fmt: skip
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What `posexport matrix` writes for people, made of data alone; and docs/results/matrix, which must be current."""
+"""The page and picture of `posexport matrix`, made from data only, and docs/results/matrix, which must be current."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.few_inputs
 
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "matrix"
 SAMPLE = {"encoding": ("t5",), "form": ("native", "contrib"), "dtype": ("fp16",), "mode": ("prefill",)}
-"""What is measured again to see whether docs/results/matrix is current, on `SAMPLED`."""
+"""The cells that are measured again on `SAMPLED`, to check that docs/results/matrix is current."""
 
 SAMPLED = ("ort-cpu", "tensorrt-import", BUILD)
 ROPE = Entry(encoding="rope", form="function", dtype="fp32", mode="prefill")
 
 
 def small() -> Matrix:
-    """Every state, and both kinds of plan."""
+    """A matrix with every state and both kinds of plan."""
     half = attrs.evolve(ROPE, dtype="fp16")
     shared = attrs.evolve(ROPE, form="contrib", mode="decode-shared")
     matrix = Matrix()
@@ -89,7 +89,7 @@ def pixels(path: Path) -> Any:
 
 
 def area(path: Path, colour: str) -> int:
-    """How many pixels have that colour."""
+    """The number of pixels with that colour."""
     wanted = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
     return int((pixels(path) == wanted).all(-1).sum())
 
@@ -188,7 +188,7 @@ def chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def carried(png: bytes) -> str:
-    """The digest in a picture, by the PNG format alone."""
+    """The digest in a picture, read from its PNG chunks."""
     texts = dict(data.split(b"\0", 1) for kind, data in chunks(png) if kind == b"tEXt")
     return texts[b"Source"].decode()
 

@@ -1,4 +1,4 @@
-"""Copies of a case that could not be computed, for lack of memory or time: what would hang on them is not run."""
+"""Copies of a case that could not be computed for lack of memory or time. Runs that depend on them are skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from posexport.verify.runs import Run
 
 @pytest.mark.parametrize(("count", "code", "missing"), [(1, MEMORY, False), (5, MEMORY, True), (5, CRASHED, False)])
 def test_torch_results_are_missing_where_most_could_not_be_computed(count: int, code: str, missing: bool) -> None:
-    """Where some of torch's runs on copies end, the others still count."""
+    """If some of torch's runs on copies fail, the others still count."""
     arrays, seen = {"hidden_states": np.ones((2, 5, 8), np.float32)}, []
 
     def run(inputs: Sequence[Arrays], options: dict[str, Any]) -> Future[Answer]:
@@ -53,8 +53,8 @@ OUT_OF_MEMORY = Reason(MEMORY, "memory ran out")
     ("error", "by_torch", "who", "undecided"),
     [
         (1.5 * LIMIT, 0.0, TORCH_WORKER, True),
-        (1.1 * NEAR * LIMIT, 0.0, TORCH_WORKER, False),  # a fault, whatever is computed on copies
-        (1.5 * LIMIT, 0.0, "ort-cpu", False),  # whose copies are for what torch's errors may hide
+        (1.1 * NEAR * LIMIT, 0.0, TORCH_WORKER, False),  # a fault, regardless of copies
+        (1.5 * LIMIT, 0.0, "ort-cpu", False),  # ort-cpu's copies matter only for faults that torch's errors may hide
         (1.5 * CEILING, 0.4 * CEILING, "ort-cpu", True),
         (1.5 * CEILING, 0.4 * CEILING, "ort-cuda", False),  # copies on another runtime
         (1.5 * LIMIT, 0.0, None, False),

@@ -1,4 +1,4 @@
-"""The instrument of the mutation test: its faults are faults, its originals sound, and its page is of its data."""
+"""The tools of the mutation test: its faults are faults, its originals are sound, and its page matches its data."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_sound_specs_go_on_where_a_run_before_ended(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_sound_specs_have_every_field_and_parameter() -> None:
-    """What is not drawn is never shown to be free of false alarms."""
+    """Fields that are not drawn are not tested for false alarms."""
     specs = [drawn.spec for drawn in draw_specs(600 * len(ENCODINGS), 0)]
     of_spec = {field.name for field in attrs.fields(Spec)}
     constant = {name for name in of_spec if len({repr(getattr(spec, name)) for spec in specs}) == 1}
@@ -171,7 +171,7 @@ def test_the_page_is_of_the_committed_data_and_reaches_the_targets() -> None:
     assert figures_of(RESULTS / "mutation.md") == "\n".join(page.figures(data)) + "\n"
     for name, target in page.TARGETS.items():
         assert page.share(data["score"][name]) >= target, name
-    scored = [name for name in ARTIFACTS if not name.endswith("-in-order")]  # the others came later
+    scored = [name for name in ARTIFACTS if not name.endswith("-in-order")]  # these were added later
     assert data["score"]["artifacts"] == len(scored)
     assert data["score"]["failed_originals"] == []
     assert data["score"]["random"]["faults"] >= 500

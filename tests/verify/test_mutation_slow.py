@@ -1,4 +1,4 @@
-"""Verify catches faults that nobody has seen: a part of the mutation test, with a seed of its own."""
+"""Verify catches new faults: a part of the mutation test with its own seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No false alarm: drawn specs, other than those of the committed score, pass on runtimes of all kinds."""
+"""No false alarms: other drawn specs than those of the committed score pass on all kinds of runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One row alone: without a key, at positions of one octave, with little but padding, and behind a window."""
+"""Inputs of a single row: without a key, at positions of one octave, nearly all padding, or with its keys outside a
+window."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def _one_row(nodes: Nodes) -> str:
 
 
 def _blind_step(nodes: Nodes) -> str:
-    """A step of one row over a cache, without a key."""
+    """Whether a call is a step of one row over a cache with every key masked."""
     seen = nodes.op("ReduceMax", "attention_mask", keepdims=0)
     step = nodes.op("Equal", nodes.size("hidden_states", 1), nodes.const(1))
     cached = nodes.op("Greater", nodes.size("attention_mask", 1), nodes.const(1))
@@ -119,7 +120,7 @@ def _far_chunk(nodes: Nodes) -> str:
 
 
 def _short_text(nodes: Nodes) -> str:
-    """Rows [batch, 1, 1] of 1,000 keys and more of which at most a sixteenth is seen."""
+    """Whether rows [batch, 1, 1] have at least 1,000 keys, of which at most a sixteenth but at least one is seen."""
     seen, keys = nodes.op("ReduceSum", "attention_mask", nodes.const([1])), nodes.size("attention_mask", 1)
     few = nodes.op("LessOrEqual", nodes.op("Mul", seen, nodes.const(16)), keys)
     some, long = nodes.op("Greater", seen, nodes.const(0)), nodes.op("GreaterOrEqual", keys, nodes.const(1000))
@@ -127,7 +128,7 @@ def _short_text(nodes: Nodes) -> str:
 
 
 def _behind_a_window(nodes: Nodes) -> str:
-    """Tokens [batch, seq, 1] that see no key of their window, though there are older ones."""
+    """Whether tokens [batch, seq, 1] see no key of their window although there are older keys."""
     count = nodes.op("CumSum", "attention_mask", nodes.const(1))
     keys = nodes.size("attention_mask", 1)
     before = nodes.op("Max", nodes.op("Sub", nodes.steps(keys), nodes.const(WINDOW)), nodes.const(0))

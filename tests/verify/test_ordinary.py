@@ -1,4 +1,4 @@
-"""Values of ordinary size are judged apart where others are far larger, and a block that leaves them alone is seen."""
+"""Values of ordinary size are judged separately if others are far larger, so that a fault in them is seen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRUTH[..., 7] = 400.3 + TRUTH[..., 7]
 
 
 def one(truth: Array, eager: Array, got: Array, dtype: str, graph: bool) -> Comparison:
-    """By the comparison of artifacts, or by that of other graphs."""
+    """Compare one output, as for artifacts or as for other graphs (`graph`)."""
     if not graph:
         (found,) = compare("c", {"y": truth}, {"y": eager}, {"y": got}, {"y": dtype}, TOLERANCES[dtype])
         return found
@@ -57,7 +57,7 @@ def test_a_large_feature_hides_nothing_of_the_others(dtype: str, graph: bool) ->
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_small_values_that_large_ones_cancel_out_to_say_nothing(graph: bool) -> None:
-    """Torch is off by more than the ceiling there, so a runtime may be too."""
+    """Torch's error there is above the ceiling, so a runtime's may be too."""
     truth = np.full((1, 3, 64), 500.0)
     truth[..., ::3] = np.random.default_rng(0).standard_normal((1, 3, 22))
     truth[..., 1::3] = 1.0

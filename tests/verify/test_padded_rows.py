@@ -1,4 +1,4 @@
-"""Tokens of padded rows must be those of each row alone, unless transformers itself lets padding into its rows."""
+"""A padded row must give the same tokens as the row alone, unless transformers itself lets padding affect its rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def generation_of(folder: Path, path: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    """The exit code, and the verdict on tokens."""
+    """The exit code and the verdict on tokens."""
     result = cli("verify", path, "--from", folder, "--runtime", "ort-cpu", *options, "--json")
     assert not result.stderr.startswith("Error"), result.stderr
     return result.exit_code, json.loads(result.stdout)["verdicts"][-1]
@@ -23,7 +23,7 @@ def generation_of(folder: Path, path: Path, *options: str) -> tuple[int, dict[st
 
 @pytest.mark.slow
 def test_a_model_that_lets_padding_into_its_rows_is_inconclusive(tmp_path: Path) -> None:
-    """A bias of the projection makes numbers of padding, which enter the state."""
+    """A bias of the projection makes values at padding nonzero, and these enter the state."""
     small_checkpoint(tmp_path / "checkpoint", "Bamba", mamba_proj_bias=True)
     (tmp_path / "made").mkdir()
     path = exported_model(tmp_path / "checkpoint", tmp_path / "made/model.onnx", "--form", "native")

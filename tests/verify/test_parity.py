@@ -1,4 +1,4 @@
-"""The comparison itself: what must never pass, and what must."""
+"""The comparison of outputs: differences that must never pass, and differences that must pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = st.sampled_from(sorted(TOLERANCES))
 
 
 def one(truth: Array, got: Array, eager: Array | None = None, dtype: str = "fp32") -> Comparison:
-    """Compare one output whose eager is the rounded truth by default."""
+    """Compare one output. By default, torch eager's output is the rounded truth."""
     eager = truth.astype(NUMPY[dtype]) if eager is None else eager
     (found,) = compare("c", {"output": truth}, {"output": eager}, {"output": got}, {"output": dtype}, TOLERANCES[dtype])
     return found
@@ -56,7 +56,7 @@ def test_one_value_not_finite_never_passes(shape: tuple[int, ...], seed: int, dt
     assert found.state == FAILED
     assert found.reason is not None
     assert "not finite" in found.reason
-    assert one(got.astype(np.float64), got, got, dtype).state == FAILED  # not even where the truth has it too
+    assert one(got.astype(np.float64), got, got, dtype).state == FAILED  # also if the truth is not finite
 
 
 @given(truth_shape=SHAPES, got_shape=SHAPES)

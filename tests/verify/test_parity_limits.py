@@ -1,4 +1,5 @@
-"""The numbers that "equal" stands on: frozen, exact at the edge, bounded from above, and told with their place."""
+"""The numbers that define "equal": they are frozen, exact at the edge, bounded from above, and reported with their
+place."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def one(got: Array, eager: Array, truth: Array = TRUTH, dtype: str = "fp32") -> 
 
 
 def off_by(error: float, dtype: str, index: tuple[int, ...] = (1, 2, 3)) -> tuple[Array, float]:
-    """The truth rounded, but for one value that is off by `error`, and by how much that one is off once rounded."""
+    """The rounded truth with one value that is off by `error`, and the error of that value after rounding."""
     wrong = TRUTH.copy()
     wrong[index] += error
     rounded = wrong.astype(NUMPY[dtype])
@@ -43,10 +44,10 @@ def off_by(error: float, dtype: str, index: tuple[int, ...] = (1, 2, 3)) -> tupl
 
 
 def test_the_numbers_are_those_that_were_measured() -> None:
-    """Runtimes were at most 3.6 times eager's error, so the multiple is 4; the floor is an ulp of the dtype (8 in fp32,
-    whose eager is often exact), the ceiling ten times the worst error that eager has (three times that of the keys of
-    a cache far out). Widening one hides a fault that
-    the planted ones of test_verify_faults (a slope off by 1e-3, a bucket off by one) stand for: measure again first.
+    """The measurements are described in `posexport.verify.parity`.
+
+    Wider numbers hide faults like the planted ones of test_verify_faults (a slope off by 1e-3, a bucket off by one), so
+    measure again before a change.
     """
     assert {
         "fp32": Tolerance(multiple=8.0, floor=2.0**-20, ceiling=0.06),
@@ -70,7 +71,7 @@ def test_the_edge_is_where_the_formula_puts_it(dtype: str, part: float, state: s
     assert found.state == state
     assert found.limit == pytest.approx(allowed, rel=1e-12)
     assert found.torch_error == pytest.approx(torch_error, rel=1e-12)
-    if found.index == (1, 2, 3):  # elsewhere only where rounding alone is worse
+    if found.index == (1, 2, 3):  # another place only if its rounding error is larger
         assert found.max_error == error
     assert found.severity == pytest.approx(float(found.max_error or 0) / allowed)
 
@@ -85,7 +86,7 @@ def test_the_ceiling_holds_however_wrong_eager_is(dtype: str, scale: float) -> N
     passed, failed = one(near, eager, dtype=dtype), one(beyond, eager, dtype=dtype)
     assert passed.limit == failed.limit == pytest.approx(ceiling)
     assert (passed.state, failed.state) == (PASSED, FAILED)
-    assert one(eager, eager, dtype=dtype).state == FAILED  # eager itself gets no pass for being the yardstick
+    assert one(eager, eager, dtype=dtype).state == FAILED  # eager's own outputs must not pass either
 
 
 @given(index=st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 15)), sign=st.sampled_from([-1, 1]))
@@ -153,7 +154,7 @@ def test_zero_is_equal_to_zero_and_to_nothing_else() -> None:
     found = one(wrong, flat, nought)
     assert found.state == FAILED
     assert found.severity > 1e6
-    wrong[1, 1] = 2.0**-127  # no normal number: some runtimes take it for zero
+    wrong[1, 1] = 2.0**-127  # a subnormal number: some runtimes flush it to zero
     assert one(wrong, flat, nought).state == PASSED
 
 
@@ -207,7 +208,7 @@ def rounding(layer: Spec, position: int, keys: int) -> float:
 
 @pytest.mark.parametrize("position", [2**20, 2**27, 2**40])
 def test_no_position_is_so_far_that_anything_passes(position: int) -> None:
-    """Torch is off by as much as the reference is large there, and that excuses nobody."""
+    """At far positions torch's error is as large as the reference, which must not excuse a runtime."""
     tolerance = tolerance_at("fp32", rounding(case("rope-dynamic"), position, 10))
     assert (tolerance.floor, tolerance.ceiling) <= (2.0**-4 + 2.0**-20, 1.0)
     wide = TRUTH.astype(np.float32)
@@ -228,14 +229,15 @@ def test_limits_grow_only_where_runtimes_round_in_different_ways() -> None:
         *(name for name in (*CASES, *MORE_CASES) if "sandwich" in name),
         *(name for name in (*CASES, *MORE_CASES) if "relative" in name and case(name).encoding.has_angles()),
     }
-    # consecutive positions have one way for all runtimes, exact angles no error
+    # with consecutive positions all runtimes compute angles in the same way; exact angles have no error
     for over in ({"positions": "consecutive"}, {"angles": "exact"}):
         assert not rounding(attrs.evolve(case("relative"), **over), 10**6, 1000)
 
 
 @pytest.mark.parametrize("name", ["rope", "rope2d", "rope-mixed", "sinusoidal", "relative", "mrope-yarn"])
 def test_the_reference_has_the_angles_of_fp32_at_far_positions(name: str) -> None:
-    """Far out, torch eager is as near to the reference as nearby, and a fault of a thousandth of the angle is not."""
+    """At far positions torch eager is as close to the reference as at near ones. A fault of a thousandth of the angle
+    is not."""
     spec = case(name, **({"angles": "parity"} if name == "mrope-yarn" else {}))
     weights = weights_for(spec)
     places = np.random.default_rng(0).integers(2**19, 2**20, (1, 9, spec.position_axes or 1))
@@ -260,7 +262,7 @@ def _compared(case: str, error: float, torch_error: float) -> Comparison:
 
 
 def _jump(case: str, rms_error: float) -> Comparison:
-    """A failure of another output."""
+    """A failure of output "p"."""
     made = _compared(case, 1.5, 0.001)
     return attrs.evolve(made, output="p", rms_error=rms_error, reason_code="over-limit")
 
@@ -268,7 +270,7 @@ def _jump(case: str, rms_error: float) -> Comparison:
 @pytest.mark.parametrize(
     ("case", "rms_error", "left"),
     [
-        ("unclear", 0.1, 0),  # an expert's token where rounding hides logits
+        ("unclear", 0.1, 0),  # a token of an expert, in a case whose logits are unclear
         ("unclear", 0.5, 1),  # many values
         ("sound 0", 0.1, 0),  # on other inputs
     ],
@@ -287,7 +289,7 @@ def test_a_few_values_are_set_aside_where_tokens_go_to_experts(case: str, rms_er
 @pytest.mark.parametrize(
     ("errors", "left"),
     [
-        ([(0.1, 0.03)], 0),  # rounding errors alone reach the ceiling
+        ([(0.1, 0.03)], 0),  # rounding errors reach the ceiling
         ([(0.1, 0.01)], 1),  # torch is exact enough: the runtime is wrong
         ([(0.5, 0.03)], 1),  # far more than torch's share
         ([(0.1, 0.03)] * 2, 0),
@@ -307,7 +309,7 @@ def test_inputs_on_which_torch_is_near_the_ceiling_are_set_aside_unless_they_are
 
 
 def test_the_worst_failure_is_one_on_which_torch_is_within_the_limit() -> None:
-    """A clear failure was reported as inconclusive beside one that rounding explains."""
+    """A clear failure was reported as inconclusive because rounding explains another one."""
     hidden, clear, passed = _compared("a", 0.5, 0.2), _compared("b", 0.07, 0.01), _compared("c", 0.05, 0.2)
     assert [each.state for each in (hidden, clear, passed)] == [FAILED, FAILED, PASSED]
     assert worst_of([hidden, clear, passed]) is clear

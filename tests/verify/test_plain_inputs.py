@@ -1,4 +1,4 @@
-"""Inputs as most services make them: a fault that only they show lies in the fast way that a graph has for them."""
+"""Inputs as most services make them. A graph may have a fast path for them, and only they show a fault in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_unpadded(case: Case) -> bool:
 
 
 def is_plain(case: Case) -> bool:
-    """No padding, and positions of rows that begin alike count from the number of cached tokens on."""
+    """Whether a case has no padding, and all rows have as many cached tokens and positions that continue from there."""
     starts = case.arrays.get("write_indices", np.full(case.sizes["batch"], case.sizes.get("past_seq", 0)))
     usual = starts[:, None] + np.arange(case.sizes["seq"])
     alike = len({*starts.tolist()}) == 1

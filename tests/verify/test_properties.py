@@ -1,4 +1,4 @@
-"""`verify --properties`: what encodings promise holds on their artifacts, and each property can fail."""
+"""`verify --properties`: the properties that encodings promise hold on their artifacts, and each property can fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def found_for(spec: Spec) -> Probe:
 
 
 def errors(spec: Spec, run: Run, names: list[str] | None = None) -> dict[str, float]:
-    """The error of each property that can be tried."""
+    """The error of each property that can be tested."""
     found = found_for(spec)
     chosen = promised(spec) if names is None else names
     tried = [name for name in chosen if PROPERTIES[name].untried(found) is None]

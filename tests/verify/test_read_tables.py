@@ -1,4 +1,4 @@
-"""Faults in rows of tables that few inputs read fail: those that are looked up by GatherND, or cut by length."""
+"""Faults in table rows that few inputs read must fail. The tables are read by GatherND, or cut to a length by Slice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = {"looked up": looked_up, "cut": cut}
 
 
 def saved(path: Path, kind: str, fault: int | None = None) -> Path:
-    """A file; the row `fault` of its table is that before it."""
+    """Write a file. Row `fault` of its table repeats the row before it."""
     table = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
     if fault is not None:
         table[fault] = table[fault - 1]
@@ -77,7 +77,7 @@ def test_a_wrong_row_fails(kind: str, row: int | None, tmp_path: Path) -> None:
 
 
 def test_an_output_without_a_number_is_not_shown(tmp_path: Path) -> None:
-    """One of two outputs is NaN, whatever the inputs."""
+    """One of two outputs is NaN for all inputs."""
     floats = TensorProto.FLOAT
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Add", ["x", "nan"], ["z"])],
@@ -94,7 +94,7 @@ def test_an_output_without_a_number_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_file_of_our_own_with_its_manifest_is_held_against(tmp_path: Path) -> None:
-    """Its manifest has a spec, as the file does, which is compared with none of another kind."""
+    """The file and its manifest have a spec, which must not be compared with a manifest of another kind."""
     result = cli(
         "export", "--encoding", "alibi", "--hidden-size", "32", "--num-heads", "2", "-o", tmp_path / "own.onnx"
     )

@@ -1,4 +1,4 @@
-"""A reference that can't be computed: what of its failures says something about the artifact."""
+"""A reference that can't be computed: which of its failures say something about the artifact."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posexport.verify.result import FAILED, NOT_RUN
 pytestmark = pytest.mark.few_inputs
 
 ENDINGS = ("KILLED", "CRASHED", "EXITED", "TIMED_OUT", "MEMORY", "LIMITED", "STOPPED")
-"""The codes that say how the process ended, or what it lacked: nothing of the artifact."""
+"""Codes that say how the process ended or which resource it lacked. They say nothing about the artifact."""
 
 
 @pytest.mark.sampled(3)

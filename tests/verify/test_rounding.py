@@ -1,4 +1,4 @@
-"""Torch's error is taken again where a runtime is a little above its limit: luck is told apart from a fault."""
+"""If a runtime is a little above its limit, torch's error is measured again. This tells bad luck from a fault."""
 
 from __future__ import annotations
 
@@ -63,8 +63,11 @@ def judged(
     token: int = 2,
     failure: Reason | None = None,
 ) -> tuple[Comparison, int]:
-    """The comparison of an output that is off by `error`, and how often torch ran again: its error, in `token`, was
-    `lucky` before and is one of `later` then. The runtime's next ones are `own`, or it fails on its copies."""
+    """The comparison of an output that is off by `error`, and the number of further runs of torch.
+
+    Torch's error in `token` is `lucky` in the first run and one of `later` in each further run. On copies, the
+    runtime's errors are `own`, or it fails with `failure`.
+    """
     errors = iter(later)
     runs: list[Arrays] = []
 
@@ -94,7 +97,7 @@ def judged(
     comparisons = job._comparisons(runtime, [0], *answers)
     assert not isinstance(comparisons, Reason)
     (found,) = comparisons
-    assert job._comparisons(runtime, [0], *answers) == [found]  # another runtime, without further runs of torch
+    assert job._comparisons(runtime, [0], *answers) == [found]  # as for another runtime: torch does not run again
     assert pool.submit.call_count == 2 * bool(own or failure)
     for row, path, copies, options in (call.args for call in pool.submit.call_args_list):
         assert (row, path, len(copies), options) == (runtime, Path("a.onnx"), DRAWS, OPTIONS)
@@ -107,7 +110,7 @@ def judged(
         (0.9 * LIMIT, (), PASSED, 0),
         (1.5 * LIMIT, (*[LUCKY] * (DRAWS - 1), 2 * LUCKY), PASSED, DRAWS),
         (1.5 * LIMIT, [1.2 * LUCKY] * DRAWS, FAILED, DRAWS),
-        (1.1 * NEAR * LIMIT, (), FAILED, 0),  # a fault, whatever torch's next error is
+        (1.1 * NEAR * LIMIT, (), FAILED, 0),  # a fault, regardless of torch's next errors
     ],
 )
 def test_a_small_error_of_torch_by_luck_is_no_fault_of_the_runtime(
@@ -125,8 +128,9 @@ OWN = {
     "rounding errors": ([0.4] * DRAWS, [1.6] * DRAWS, 2, FAILED, True),
     "a fault beside rounding errors": ([0.4] * DRAWS, [1.6] * DRAWS, 4, FAILED, False),
 }
-"""By what it is: torch's errors, the runtime's, as parts of the ceiling, torch's token, the state, whether it is
-unclear. At first the runtime's is 1.5 of the ceiling, and torch's is 0.15; one of torch's is 0.4."""
+"""For each kind of failure: torch's further errors, the runtime's further errors, the token of torch's error, the
+state, and whether it is unclear. Errors are fractions of the ceiling. The first error is 1.5 for the runtime and 0.15
+for torch. Torch's first further error is always 0.4."""
 
 
 @pytest.mark.parametrize("what", OWN)
@@ -149,7 +153,7 @@ def test_a_runtime_that_fails_on_a_copy_is_judged_by_its_first_run() -> None:
 
 
 def job_of(moved: float | None, sizes: int = 5, exact: Arrays | None = None, code: str = CRASHED) -> ArtifactJob:
-    """A job whose reference moves by so much of the ceiling on copies, or can't be computed there."""
+    """A job whose reference moves by `moved` times the ceiling on copies of the inputs. None: it fails on copies."""
     artifact: Any = SimpleNamespace(spec=case("none"), outputs={"output": (TRUTH.shape, "fp64")}, path=Path("a.onnx"))
     failure = Reason(code, "it ended") if moved is None else None
     return ArtifactJob(
@@ -170,11 +174,11 @@ def job_of(moved: float | None, sizes: int = 5, exact: Arrays | None = None, cod
     ("error", "by_torch", "moved", "is_hidden"),
     [
         (1.5, 0.4, 0.5, True),
-        (1.5, 0.2, 0.5, True),  # torch is within the ceiling, and a runtime's share of its error is not
-        (1.5, 0.4, 0.1, False),  # torch is wrong where the reference is sure of the result
-        (1.5, 0.4, None, False),  # the reference can't be computed again: see below
+        (1.5, 0.2, 0.5, True),  # torch is within the ceiling, but the runtime's allowed multiple of its error is not
+        (1.5, 0.4, 0.1, False),  # torch is wrong, but the reference hardly moves
+        (1.5, 0.4, None, False),  # the reference can't be computed again
         (1.5, 0.1, 0.5, False),  # torch is right
-        (4.0, 0.4, 0.5, False),  # a fault of the runtime beside its share of torch's error
+        (4.0, 0.4, 0.5, False),  # larger than torch's error explains: a fault of the runtime
     ],
 )
 def test_nothing_is_shown_where_the_exact_result_moves_as_far(
@@ -208,11 +212,14 @@ def test_each_layer_rounds_terms_of_its_encoding() -> None:
 
 
 def _error_of_sandwich(heads: int, seed: int) -> float:
-    """The largest error of Sandwich's attention, as a part of the root mean square of its outputs, where each bias is a
-    float32 sum of its 128 terms, added one by one, and everything else is float64: 67 tokens over 346 keys."""
+    """The largest error of Sandwich's attention, as a fraction of the root mean square of its outputs.
+
+    Each bias is a float32 sum of its 128 terms, added one by one. Everything else is float64. There are 67 tokens and
+    346 keys.
+    """
     rng, width, (tokens, keys) = np.random.default_rng(seed), 128, (67, 346)
     frequencies = (1 / 10_000 ** (np.arange(0, width, 2) / width)).astype(np.float32)
-    coarse, fine = np.arange(128, keys + 128, 128), np.arange(128)  # of their differences the graph makes distances
+    coarse, fine = np.arange(128, keys + 128, 128), np.arange(128)  # the graph subtracts these to get distances
     sides = [places.astype(np.float32)[:, None] * frequencies for places in (coarse, fine)]
     left, right = (np.concatenate((np.cos(side), np.sin(side)), -1) for side in sides)
     exact, order = left.astype(np.float64) @ right.astype(np.float64).T, np.argsort((coarse[:, None] - fine).ravel())
@@ -239,7 +246,8 @@ def test_sums_of_cosines_one_by_one_are_within_the_limit_where_torch_is_far_more
 
 
 def _compared(error: float, error_of_keys: float) -> list[Comparison]:
-    """Comparisons of two outputs that are off by so much, where torch is off by 0.4 of the ceiling in both."""
+    """Comparisons of two outputs that are off by `error` and `error_of_keys`. Torch is off by 0.4 of the ceiling in
+    both."""
     reference, by_torch, outputs = (
         {"output": off(one)["output"], "present_key": off(other)["output"]}
         for one, other in ((0, 0), (0.4 * CEILING, 0.4 * CEILING), (error, error_of_keys))
@@ -248,7 +256,7 @@ def _compared(error: float, error_of_keys: float) -> list[Comparison]:
 
 
 def _draws(first: float, later: Sequence[float]) -> Draws:
-    """Torch's, that are off by so much in both outputs."""
+    """Runs of torch that are off by `first` and then by each of `later`, in both outputs."""
     made = [{"output": off(error)["output"], "present_key": off(error)["output"]} for error in (0, first, *later)]
     draws = Draws.of(*made[:2])
     for outputs in made[2:]:
@@ -286,7 +294,8 @@ def test_draws_of_torch_that_are_not_finite_excuse_nothing(infinite: int) -> Non
 
 @pytest.mark.parametrize(("often", "state"), [(4, PASSED), (5, FAILED), (9, FAILED)])
 def test_a_token_counts_by_its_own_median(often: int, state: str) -> None:
-    """Another token is off in each run, as near ties of large logits are; token 4 of the first row is so in some."""
+    """Each run has a different wrong token, as with near ties of large logits. Token 4 of the first row is wrong too in
+    `often` runs."""
     runs = []
     for number in range(DRAWS + 1):
         wrong = off(1.5 * CEILING, number % 3)["output"]
@@ -298,7 +307,7 @@ def test_a_token_counts_by_its_own_median(often: int, state: str) -> None:
     if state == FAILED:
         assert found.index == (0, 4, 5)
         assert found.max_error == pytest.approx(1.4 * CEILING)
-        assert not is_unclear(found, TOLERANCES["fp32"])  # torch is off in token 2 of the other row alone
+        assert not is_unclear(found, TOLERANCES["fp32"])  # torch is off only in token 2 of the other row
 
 
 @pytest.mark.parametrize("answer", [{}, {"output": TRUTH[:1]}])
@@ -316,7 +325,7 @@ def _future(at: Logits) -> str:
 
 @pytest.mark.slow
 def test_a_fault_of_late_tokens_is_not_excused_by_rounding_errors_of_the_first(tmp_path: Path) -> None:
-    """In half precision torch is off by most in the first tokens, whose outputs are large."""
+    """In half precision, torch's largest errors are in the first tokens, whose outputs are large."""
     spec = small_spec("rope", hidden_size=64, num_heads=4, num_kv_heads=4, causal=True, dtype="fp16")
 
     def late_tokens_see_one_key_more(model: onnx.ModelProto) -> None:
@@ -370,7 +379,7 @@ def test_torch_runs_again_with_other_last_bits_of_inputs_and_weights(
     runtimes = {name: RUNTIMES[name] for name in ("ort-cpu", "onnx-reference")}
     report = verify([write(tmp_path, "rope", case("rope", vocab_size=30))], runtimes=runtimes)
     assert [verdict.state for verdict in report.verdicts] == [PASSED, PASSED]
-    assert len(results) == DRAWS  # once for both runtimes
+    assert len(results) == DRAWS  # torch's runs are shared by both runtimes
     made = [other["output"] for _, other in results]
     for (reference, _), output in zip(results, made, strict=True):
         assert 0 < abs(output - reference["output"]).max() < 1e-4

@@ -1,5 +1,5 @@
-"""Rows of a batch that share their padding or their positions, as the beams of one prompt do; rows that count from
-their first token on that is no padding; and the first token of a buffer."""
+"""Rows of a batch that share their padding or positions, as the beams of one prompt do. Rows whose positions start at
+their first token that is not padding. The first token of a buffer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_first_token_comes_into_large_buffers() -> None:
 
 
 def _rows_alike(nodes: Nodes, value: str) -> str:
-    """Whether a batch has several rows, all with the same numbers."""
+    """Whether a batch has several rows that are all equal."""
     first = nodes.op("Gather", value, nodes.const([0]), axis=0)
     same = nodes.op("Cast", nodes.op("Equal", value, first), to=onnx.TensorProto.INT64)
     several = nodes.op("Greater", nodes.size(value, 0), nodes.const(1))
@@ -95,7 +95,7 @@ def _wrong_in_an_empty_buffer(model: onnx.ModelProto) -> None:
 
 
 def _read_for_all_where_rows_begin_alike(model: onnx.ModelProto) -> None:
-    """The positions of row 0, in prompts of several rows that all begin at the same one."""
+    """In prompts of several rows that all begin at the same position, every row reads the positions of row 0."""
 
     def change(nodes: Nodes, value: str) -> str:
         row = nodes.op("Gather", value, nodes.const([0]), axis=0)

@@ -1,5 +1,5 @@
-"""Inputs of every seed as models are served: steps over an encoder, texts on several axes, loud keys in any layer, the
-oldest keys of a window, long caches of an encoding whose keys grow; and how much memory they take."""
+"""Every seed has inputs as models are served: steps over an encoder, texts with positions on several axes, loud keys in
+any layer, the oldest keys of a window, and long caches of an encoding whose keys grow. Also their memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_texts_stand_as_far_along_every_axis(cache: str | None) -> None:
     assert cache is None or sum(step and len(row) == 1 for _, row, step in rows) > 5
     several = [row for each in cases for row in each.arrays["position_ids"] if len(row) > 6]
     text = [(row == row[:, :1]).all(1) for row in several]
-    assert any(row[0] and row[-1] and not row.all() for row in text)  # a picture within a text
+    assert any(row[0] and row[-1] and not row.all() for row in text)  # a picture inside a text
     assert any(not row[1:].any() for row in text)
 
 
@@ -84,7 +84,7 @@ def test_grids_with_a_size_hold_no_text() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [3, 1, 6])
 def test_keys_behind_a_norm_are_loud_in_any_layer_of_a_stack(layers: int) -> None:
-    """Of a deep one in one layer at a time, since rounding errors of sharp layers multiply."""
+    """In a deep stack only one layer at a time has loud keys, because rounding errors of sharp layers multiply."""
     spec = small_spec("rope", layers=layers, **PRENORM, **DECODER)
     loud = []
     for each in _made(spec):
@@ -109,7 +109,7 @@ def test_the_oldest_keys_of_a_window_have_large_values(cache: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_keys_that_grow_are_cached_as_far_as_others(dtype: str) -> None:
-    """In half precision at positions where they are not yet large."""
+    """In half precision, positions stay where the keys are not yet large."""
     cases = _made(small_spec("xpos", dtype=dtype, **DECODER))
     assert 2200 <= max(each.keys for each in cases) < 2400
     assert max(each.farthest for each in cases) == 3071
@@ -129,7 +129,7 @@ def test_caches_of_a_wide_stack_stay_small_together() -> None:
 
 
 def test_an_artifact_that_was_judged_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without waiting for the collector of garbage: its inputs and outputs may take a gigabyte."""
+    """Its memory is freed without waiting for the garbage collector: inputs and outputs may take a gigabyte."""
     write(tmp_path, "one", small_spec("rope"))
     jobs: list[weakref.ref[ArtifactJob]] = []
     submit = submission.submit
@@ -185,7 +185,7 @@ def test_faults_that_only_such_inputs_show_are_caught(spec: Spec, mutate: Mutate
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_next_key_of_a_long_sharp_prompt_is_caught(tmp_path: Path, seed: int) -> None:
-    """In half precision behind a norm: no token is louder than others, and one key among a thousand rarely weighs."""
+    """In half precision after a norm, no token is louder than others, and one key among a thousand rarely matters."""
     spec = small_spec("t5", scale=1.0, head_dim=64, num_heads=2, num_kv_heads=2, causal=True, dtype="fp16", **PRENORM)
     plant(tmp_path, "block", spec, _applied(next_key_in_the_last_block(512, 1000)))
     write(tmp_path, "sound", spec)
@@ -235,7 +235,7 @@ def test_a_trained_length_that_some_tokens_decide_is_caught(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> None:
-    """GPT-2 masked with -10,000; one feature of 400 makes logits beyond it."""
+    """GPT-2 masked with -10,000. One feature of 400 makes logits of larger magnitude."""
     plant(tmp_path, "causal", small_spec("rope", hidden_size=64, causal=True), _applied(masked_with(-1e4)))
     plant(tmp_path, "chunk", small_spec("rope", attention_chunk_size=9, padding_mask=True), _applied(masked_with(-1e4)))
     report = verify([tmp_path], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, seed=seed, reach={"seq": 60})
@@ -246,7 +246,7 @@ def test_a_mask_that_large_logits_pass_is_caught(tmp_path: Path, seed: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_mask_that_a_key_alone_passes_is_caught(tmp_path: Path, seed: int) -> None:
-    """In half precision a mask of -100 shows where a query sees its own key alone, and that logit is far below it."""
+    """In half precision, a mask of -100 shows if a query sees only its own key and that logit is far below -100."""
     causal = small_spec("rope", hidden_size=64, dtype="fp16", **DECODER)
     padded = small_spec("t5", hidden_size=64, dtype="fp16", padding_mask=True)
     for name, spec in (("causal", causal), ("padded", padded)):
@@ -258,7 +258,7 @@ def test_a_mask_that_a_key_alone_passes_is_caught(tmp_path: Path, seed: int) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{"scale": 20.0}, {"scale": 50.0, "sinks": True, "kv_cache": "concat"}])
 def test_large_logits_in_half_precision_are_no_fault(tmp_path: Path, more: dict[str, object]) -> None:
-    """Which of two keys wins may hang on the last bit; inputs leave room for the scale."""
+    """With large logits, the last bit may decide which of two keys wins, so inputs leave room for the scale."""
     spec = small_spec("rope", causal=True, dtype="fp16", hidden_size=32, num_heads=4, num_kv_heads=4, **more)
     report = verify([write(tmp_path, "sound", spec)], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, reach={"seq": 600})
     assert [verdict.state for verdict in report.verdicts] == [PASSED]
@@ -281,7 +281,7 @@ def test_hidden_states_are_unit_normal_but_for_large_scales_in_half_precision() 
 
 @pytest.mark.slow
 def test_half_precision_has_room_for_a_feature_of_a_block_with_few() -> None:
-    """Products of narrow blocks would pass 65,504."""
+    """Otherwise products in narrow blocks would exceed 65,504."""
     largest = {}
     for hidden_size in (2, 64):
         spec = small_spec("rope", hidden_size=hidden_size, num_heads=1, num_kv_heads=1, dtype="fp16", **DECODER)
@@ -290,7 +290,7 @@ def test_half_precision_has_room_for_a_feature_of_a_block_with_few() -> None:
 
 
 def test_in_half_precision_a_query_far_from_others_sees_itself() -> None:
-    """Biases of far keys leave its range, and a query that padding hides would see nothing else."""
+    """Biases of far keys overflow fp16. A query whose own key is padding would see only such keys."""
     texts = [each for each in _made(small_spec("alibi2d", padding_mask=True, dtype="fp16")) if each.name[:4] == "text"]
     assert texts
     assert all((each.arrays["attention_mask"] == 1).all() for each in texts)
@@ -331,7 +331,7 @@ def test_rows_in_another_order_are_caught_in_batches_of_any_size(tmp_path: Path)
 
 
 def test_one_large_feature_leaves_room_for_queries_that_grow() -> None:
-    """In half precision products of such a query and a key would pass 65,504."""
+    """In half precision, the product of such a query and a key would otherwise exceed 65,504."""
     largest = {}
     for floor_scale in (15, 8192):
         spec = small_spec("temperature", floor_scale=floor_scale, attn_scale=0.3, dtype="fp16")

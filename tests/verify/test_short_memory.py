@@ -1,4 +1,4 @@
-"""Where memory ends, a runtime gets the inputs that it has room for, and the verdict says what was left out."""
+"""If memory is short, a runtime gets only the inputs that fit, and the verdict says which were left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch runs on small inputs, and on large ones where a runtime is not within the limit of its usual error."""
+"""Torch runs on small inputs, and on large ones only if a runtime is above the limit of torch's usual error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def off(error: float) -> Arrays:
 
 
 class Torch:
-    """A torch whose error is `error`, which fails from its second request on where that is a `failure`."""
+    """A fake torch whose error is `error`. If there is a `failure`, it fails from its second request on."""
 
     def __init__(self, error: float, failure: Reason | None = None) -> None:
         self.asked: list[int] = []
@@ -66,7 +66,7 @@ LARGE = [case_of("large", MANY + 1), case_of("larger", 4 * MANY)]
 
 
 def compared(by_torch: TorchOutputs, errors: Sequence[float]) -> dict[int, list[Comparison]] | Reason:
-    """The comparisons of a runtime that has these errors on the cases."""
+    """The comparisons of a runtime that has these errors on the cases, in order."""
 
     def with_torch(index: int, own: Arrays) -> list[Comparison]:
         name, got = by_torch.cases[index].name, off(errors[index])
@@ -124,8 +124,8 @@ def test_why_torch_failed_on_a_large_input_is_said() -> None:
 
 
 def sizes_asked(monkeypatch: pytest.MonkeyPatch, code: str | None = None) -> list[tuple[str, int]]:
-    """The dtype and the number of sets of inputs of each request to torch from now on; the second one in the artifact's
-    dtype fails where there is a `code`."""
+    """The dtype and the number of sets of inputs of each later request to torch. With a `code`, the second request in
+    the artifact's dtype fails."""
     ask, asked = Worker.ask, list[tuple[str, int]]()
 
     def noting(worker: Worker, request: dict[str, Any], time_limit: float) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_the_usual_error_is_the_median_of_those_that_were_measured() -> None:
 
 
 def changed(what: str) -> tuple[Arrays, Arrays]:
-    """A reference and outputs that are equal but for one thing."""
+    """A reference and outputs that differ only in `what`."""
     exact, got = {"output": EXACT["output"].copy()}, off(0)
     if what == "missing":
         got = {}

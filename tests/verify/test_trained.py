@@ -1,4 +1,4 @@
-"""Sets of inputs that reach what a checkpoint's configuration says: its vocabulary, trained length and windows."""
+"""Sets of inputs that reach the numbers of a checkpoint's configuration: its vocabulary, trained length and windows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CONFIGS: list[tuple[dict[str, Any], Trained]] = [
 
 
 def not_shown(model: Trained, cases: list[GraphCase]) -> list[str]:
-    """What is said of sizes that these cases did not reach."""
+    """The notes on sizes that these cases did not reach."""
     return [*model.unread(model.tables(ROLES), cases).values(), *model.windows_not_shown(cases)]
 
 
@@ -75,7 +75,8 @@ def test_sizes_are_those_of_the_configuration(config: dict[str, Any], sizes: Tra
 
 
 def test_rows_are_decoded_up_to_where_angles_change() -> None:
-    """What transformers caches of a short row keeps the angles of one, which a pass over a long row does not show."""
+    """A short row that grows keeps the angles of a short row in transformers' cache. A pass over a long row does not
+    show this."""
     assert [Trained(length=90, other_angles=40).decodes, Trained(length=90).decodes, Trained().decodes] == [
         40,
         90,
@@ -131,7 +132,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def _changed(path: Path, out: Path, fault: str) -> None:
-    """The file with a fault that few tokens don't show, and without a manifest."""
+    """Write the file without a manifest and with a fault that only many tokens show."""
     model = onnx.load(path)
     tables = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
     held = [tensor for tensor in model.graph.initializer if tensor.name in tables and len(tensor.dims) == 2]

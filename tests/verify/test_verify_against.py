@@ -1,4 +1,4 @@
-"""ONNX files held against another file in float64: the same function passes, near misses fail and are found."""
+"""ONNX files compared with another file in float64: the same function passes, small faults fail and are located."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = one_layer(kv_cache="concat", vocab_size=23)
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that is the truth."""
+    """The file that others are compared with."""
     return foreign(tmp_path_factory.mktemp("other"), "other", SPEC)
 
 
@@ -58,7 +58,7 @@ def _row(values: Any) -> Any:
 
 
 def _behind(op: str, *made: tuple[str, dict[str, Any]]) -> Any:
-    """Put nodes behind the first node of an operator."""
+    """Insert nodes after the first node with an operator."""
 
     def mutate(model: onnx.ModelProto) -> None:
         at, node = next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == op)
@@ -77,7 +77,7 @@ def _behind(op: str, *made: tuple[str, dict[str, Any]]) -> Any:
 
 
 FAULTS: dict[str, tuple[Any, str, str]] = {
-    # fault, what the reason says, where
+    # name: (fault, text of the reason, text of the place)
     "one row of the vocabulary": (_weight(_row, (23, 32)), "off by", "Gather"),
     "a cast to half precision and back": (
         _behind("Softmax", ("Cast", {"to": TensorProto.FLOAT16}), ("Cast", {"to": TensorProto.FLOAT})),
@@ -110,7 +110,7 @@ def test_the_same_function_in_another_form_passes(form: str, other: Path, tmp_pa
 
 @pytest.mark.slow
 def test_less_than_rounding_is_told_where_it_is_no_rounding(other: Path, tmp_path: Path) -> None:
-    """A constant that is off by little hides behind rounding errors, but not in float64."""
+    """Rounding errors hide a small error of a constant, but float64 shows it."""
 
     def slightly(values: Any) -> Any:
         return values * np.float32(1 + 1e-6)
@@ -196,7 +196,7 @@ def test_the_command(other: Path, tmp_path: Path) -> None:
 
 
 def _features(name: str, nodes: list[onnx.NodeProto], weights: dict[str, Any], folder: Path) -> Path:
-    """A file from `features` [batch, seq, 4] to `output`."""
+    """A file with input `features` [batch, seq, 4] and output `output` of the same shape."""
     values = [
         helper.make_tensor_value_info(each, TensorProto.FLOAT, ["batch", "seq", 4]) for each in ("features", "output")
     ]
@@ -208,7 +208,7 @@ def _features(name: str, nodes: list[onnx.NodeProto], weights: dict[str, Any], f
 
 
 def test_a_file_that_refuses_inputs_that_the_other_takes_fails(tmp_path: Path) -> None:
-    """A table of 16 rows ends where the other file has none."""
+    """The file has a table of 16 rows. The other file has no table."""
     other = _features("other", [helper.make_node("Relu", ["features"], ["output"])], {}, tmp_path)
     short = _features(
         "short",
@@ -251,8 +251,8 @@ def test_buffers_are_not_held_against_caches_that_grow(other: Path, tmp_path: Pa
 
 
 def _token_first(path: Path, window: int, tokens: str, rows: str) -> Path:
-    """Attention of x [tokens, rows, 4] with itself, in which tokens see those nearer than `window`; nothing but
-    the result tells one window from another."""
+    """Self-attention of x [tokens, rows, 4] in which tokens see only tokens nearer than `window`. Only the outputs
+    differ between windows."""
     ops: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Transpose", ["x"], "heads", {"perm": [1, 0, 2]}),
         ("Transpose", ["x"], "turned", {"perm": [1, 2, 0]}),
@@ -286,7 +286,7 @@ def _token_first(path: Path, window: int, tokens: str, rows: str) -> Path:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("names", [("seq", "batch"), ("s0", "s1"), ("", "")], ids=str)
 def test_tokens_on_the_first_axis_get_as_long_as_on_the_second(names: tuple[str, str], tmp_path: Path) -> None:
-    """A window of 6 tokens shows from 7 on, whatever the dimensions are called."""
+    """A window of 6 tokens shows with 7 tokens or more, regardless of the names of the dimensions."""
     whole, near = (_token_first(tmp_path / f"{window}.onnx", window, *names) for window in (10**6, 6))
     assert verdict_of(near, whole).state == FAILED
     assert verdict_of(whole, whole).state == PASSED
@@ -305,7 +305,7 @@ g (float[batch, seq, 16] hidden_states, float[batch, seq] input_mask) => (float[
   seen = Equal(input_mask, one) number = Cast<to = 1>(seen) wide = Unsqueeze(number, last)
   y = Add(hidden_states, wide) output = Mul(y, scale)
 }"""
-"""On copies of its inputs no number is 1: rounding errors seem to be as large as the flag."""
+"""The copies of its inputs contain no 1, so rounding errors seem to be as large as the flag."""
 
 
 def test_a_fault_is_no_rounding_error_of_an_unstable_file(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`posexport verify` on every kind of artifact: fixed shapes, tokens, short tables, outside weights, plans, hostile."""
+"""`posexport verify` on every kind of artifact: fixed shapes, tokens, short tables, external weights, plans, hostile
+files."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _write(folder: Path, name: str, spec: Spec, **fixed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
-    """Sound artifacts of every kind in one folder, verified as JSON: everything, and verdicts by (name, runtime)."""
+    """Sound artifacts of every kind in one folder, verified with --json: the whole report, and verdicts by (name,
+    runtime)."""
     folder = tmp_path_factory.mktemp("kinds")
     _write(folder, "fixed", case("alibi"), batch=1, seq=5)
     _write(folder, "fixed-length", case("rope"), seq=5)
@@ -177,7 +179,7 @@ def _edited(path: Path, change: Any) -> Path:
     model = onnx.load(path, load_external_data=False)
     change(model)
     path.write_bytes(model.SerializeToString())
-    path.with_name(path.name + ".json").unlink()  # it would say that the file was changed
+    path.with_name(path.name + ".json").unlink()  # its sha256 would show that the file was changed
     return path
 
 

@@ -1,4 +1,4 @@
-"""Cases for any bounds, table, window and seed, and a user's own file of any kind."""
+"""Cases for any bounds, table, window and seed, and a user's own input files of any kind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_positions_are_consecutive_offset_packed_in_no_order_and_far_out() -> No
     offset = found["offset"]
     assert (np.diff(offset) == 1).all()
     assert offset[0, 0] > 0
-    assert len({*offset[:, 0]}) == 2  # a start of its own in each row
+    assert len({*offset[:, 0]}) == 2  # each row has its own start
     packed = found["packed"][0]
     assert (np.diff(packed) <= 0).sum() == 1
     assert packed[0] == 0

@@ -1,4 +1,4 @@
-"""`posexport verify --from` of whole models: logits and greedy tokens against transformers in float64."""
+"""`posexport verify --from` with whole models: logits and greedy tokens compared with transformers in float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints by the names of their models, and files that are exported when they are asked for."""
+    """A folder with checkpoints by the names of their models. Files are exported into it when they are needed."""
     here = tmp_path_factory.mktemp("models")
     for kind in ("Llama", "GPT2", "Bloom"):
         small_checkpoint(here / kind, kind)
@@ -53,7 +53,7 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 def verdicts(path: Path, checkpoint: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    """The exit code, and the verdicts by their check."""
+    """The exit code and the verdicts by check."""
     result = cli("verify", path, "--from", checkpoint, *HERE, *options, "--json")
     found = json.loads(result.stdout)["verdicts"]
     return result.exit_code, {verdict["check"]: verdict for verdict in found}
@@ -99,14 +99,14 @@ def changed(path: Path, to: Path, change: Callable[[onnx.ModelProto], None]) -> 
 
 
 def swaps_caches(model: onnx.ModelProto) -> None:
-    """The second layer reads what the first one kept."""
+    """The second layer reads the cache of the first."""
     for node in model.graph.node:
         for at, name in enumerate(node.input):
             node.input[at] = name.replace("past_key_values.1.", "past_key_values.0.")
 
 
 def scales_logits(model: onnx.ModelProto) -> None:
-    """Logits are a tenth too large: other numbers, the same tokens."""
+    """Logits are a tenth too large, which does not change tokens."""
     (node,) = (node for node in model.graph.node if "logits" in node.output)
     node.output[0] = "small"
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1.1).reshape(()), "factor"))
@@ -117,7 +117,7 @@ PLANTED = {
     "swapped caches": (swaps_caches, "failed", "; the first layer that differs is 'model.layers.1'"),
     "larger logits": (scales_logits, "passed", "; all layers of 'model.layers' agree, so it is what follows them"),
 }
-"""A change, the state of the tokens then, and how the clause ends that says where the file departs."""
+"""By name: a change, the state of the tokens after it, and the end of the clause that says where the file departs."""
 
 
 @pytest.mark.sampled(2)
@@ -141,7 +141,8 @@ LAYERS = {
     "buffers": ("lm_head.weight", "; all layers of 'model.layers' agree, so it is what follows them"),
     "learned": ("transformer.h.1.mlp.c_fc.weight", "; the first layer that differs is 'transformer.h.1'"),
 }
-"""By the name of a file, a weight that is another one in the checkpoint, and where the file departs from it."""
+"""By the name of a file: a weight that is changed in the checkpoint, and the clause that says where the file
+departs."""
 
 
 @pytest.mark.slow
@@ -157,7 +158,7 @@ def test_the_layer_of_another_weight_is_named(name: str, folder: Path, tmp_path:
 
 @pytest.mark.slow
 def test_equal_logits_are_stated(tmp_path: Path) -> None:
-    """Two tokens with the same row of the head: either is right, and the note says where."""
+    """Two tokens have the same row of the head, so both are right. The note says where."""
     small_checkpoint(tmp_path / "twins")
     weights = load_file(tmp_path / "twins" / "model.safetensors")
     head = weights["lm_head.weight"]
@@ -245,7 +246,7 @@ def test_a_file_of_another_origin_needs_a_spec(folder: Path, tmp_path: Path) -> 
 
 
 def test_constants_keep_their_dtype_in_half_precision(folder: Path) -> None:
-    """Frequencies in float16 would make the honest error, and so the limit, a hundred times larger."""
+    """Frequencies in float16 would make torch's error, and so the limit, a hundred times larger."""
     from posexport.runtimes import torch_module
 
     path = file_of(folder, "grown")
@@ -264,5 +265,5 @@ def test_other_architectures(name: str, tmp_path: Path) -> None:
     result = cli("verify", tmp_path, "--from", checkpoint(name), *HERE, "--json")
     assert result.exit_code == 0, result.stdout
     found = json.loads(result.stdout)["verdicts"]
-    checks = {"bert_masked": 1, "t5": 3}.get(name, 2)  # decoders have tokens too, and an encoder-decoder two files
+    checks = {"bert_masked": 1, "t5": 3}.get(name, 2)  # decoders have tokens too; an encoder-decoder has two files
     assert [verdict["state"] for verdict in found] == ["passed"] * checks

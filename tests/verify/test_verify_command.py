@@ -22,7 +22,7 @@ MISSING = next((name for name, row in RUNTIMES.items() if row.missing() is not N
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """A folder with a sound artifact, one that lies below it with a fault, and one in bf16; all reports."""
+    """Verify a folder with a sound artifact, a faulty one in a subfolder, and one in bf16. Write all reports."""
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "below").mkdir()
     write(folder, "sound", case("rope-gqa-window"), "function")

@@ -1,4 +1,4 @@
-"""Faults that take the right inputs to show, the numbers of a sound artifact, and a file cut short among others."""
+"""Faults that only the right inputs show, the numbers of a sound artifact, and a truncated file among others."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ def _first_row(value: str) -> list[onnx.NodeProto]:
 
 
 FAULTS: dict[str, tuple[str, str, to.Mutate, str, str]] = {
-    # name: (case, dtype, fault, what the reason says, what the place says)
+    # name: (case, dtype, fault, text of the reason, text of the place)
     "far bucket": ("t5", "fp32", to.initializer("encoding.buckets", _far_buckets), "off by", "buckets"),
     "mask of -20": ("t5-causal", "fp32", to.constant_read("Where", 2, np.float32(-20)), "off by", "planted"),
     "first row for all": ("rope", "fp32", to.before("Cast", 0, _first_row, "position_ids"), "off by", "planted"),
 }
-"""Faults that only far distances, loud inputs or unlike rows bring to light; test_long_caches.py has long ones."""
+"""Faults that only far distances, loud inputs or rows that differ show. Faults of long caches are in
+test_long_caches.py."""
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, Verdict]]:
-    """All the faults, and two sound artifacts, verified in one go."""
+    """All faults and two sound artifacts, verified together."""
     folder = tmp_path_factory.mktemp("faults")
     for name, (which, dtype, mutate, _, _) in FAULTS.items():
         plant.plant(folder, name, case(which, dtype=dtype), mutate)

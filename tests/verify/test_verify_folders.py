@@ -1,4 +1,4 @@
-"""Which artifacts paths name: each under its own name, and none left out."""
+"""The artifacts that paths refer to: each has its own name, and none is left out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_same_file_named_twice_is_verified_once_and_a_link_by_its_own_name(t
 
 
 def test_what_lies_in_a_folder_and_is_no_file_is_not_left_out(tmp_path: Path) -> None:
-    """A build that failed leaves a link to nothing, which must not pass."""
+    """A failed build may leave a broken link, which must not pass."""
     write(tmp_path, "none", case("none"))
     (tmp_path / "lost.onnx").symlink_to("nothing.onnx")
     os.mkfifo(tmp_path / "pipe.onnx")

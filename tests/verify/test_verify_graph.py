@@ -1,4 +1,4 @@
-"""ONNX files without posexport's metadata: held against themselves in float64 on every runtime."""
+"""ONNX files without posexport's metadata: every runtime is compared with the file's own float64 evaluation."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_half_precision_has_the_limits_of_its_own_rounding(tmp_path: Path) -> No
 
 
 def test_inputs_that_the_graph_cannot_take_are_named(tmp_path: Path) -> None:
-    """A table of 16 positions inside the graph ends every longer prompt."""
+    """A table of 16 positions in the graph refuses every longer prompt."""
     verdict = verdict_of(small_graph(tmp_path, "table"))
     assert verdict.state == PASSED
     assert any(note.startswith("not tried: several prompts [3, 17]") or "not tried: " in note for note in verdict.notes)
@@ -215,7 +215,7 @@ def test_wrong_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], m
 
 
 def _masked(path: Path, mask: str, *shape: str) -> Path:
-    """x [tokens, rows, 4] times whatever a mask, or another input, of its rows and tokens is."""
+    """A file that multiplies x [tokens, rows, 4] by a mask or another input of its rows and tokens."""
     kind = onnx.TensorProto.BOOL if mask == "key_padding_mask" else onnx.TensorProto.INT32
     inputs = [
         onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["seq", "batch", 4]),

@@ -1,4 +1,4 @@
-"""What verify runs on: cases made from a seed that cover what the issue asks, and the user's own inputs, checked."""
+"""The inputs of verify: cases drawn from a seed, and the user's own inputs, which are checked."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_cases_cover_lengths_batches_and_positions(name: str) -> None:
     assert max(p.max() for p in positions) == (limit or 2**20) - 1
     long = [p if p.ndim == 2 else p[..., 0] for p in positions if p.shape[1] > 1]
     assert any(p[0, 0] > 0 and (np.diff(p) == 1).all() for p in long) or spec.encoding.axes > 1  # offset
-    assert any((np.diff(p) < 0).any() for p in long)  # in no order
+    assert any((np.diff(p) < 0).any() for p in long)  # not in order
     assert any((np.diff(p) > 1).any() for p in long)  # with gaps
     assert any(len(np.unique(row)) < len(row) for p in long for row in p)  # starting over
     if spec.encoding.axes > 1:
         for each in positions:
             for row in each:
                 if (row[:, 0] != row[:, 1]).sum() > 4:
-                    assert sorted(map(tuple, row)) != sorted(map(tuple, row[:, ::-1]))  # no grid that a swap keeps
+                    assert sorted(map(tuple, row)) != sorted(map(tuple, row[:, ::-1]))  # a swap changes the grid
         as_text = [row for each in positions for row in each if len(row) > 1 and (row[:, 0] == row[:, 1]).all()]
         assert len(as_text) >= (1 if limit else 20)
 
@@ -67,8 +67,8 @@ def test_cases_follow_the_seed_and_the_bounds() -> None:
     first, again, other = made(spec), made(spec), made(spec, 1)
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a.arrays["hidden_states"], b.arrays["hidden_states"])
-    for a, c in zip(first, other, strict=False):  # the seed decides how many cases there are too
-        shown = a.arrays["hidden_states"].any()  # the row of zeros is that of every seed
+    for a, c in zip(first, other, strict=False):  # the number of cases depends on the seed too
+        shown = a.arrays["hidden_states"].any()  # the row of zeros is the same in every seed
         assert not shown or not np.array_equal(a.arrays["hidden_states"], c.arrays["hidden_states"])
     for each in made(spec, batch=(4, 4), seq=(5, 11)):
         assert each.arrays["hidden_states"].shape[0] == 4

@@ -1,4 +1,5 @@
-"""`posexport verify --module`: a file held against the user's torch module, in float64 and by its rounding errors."""
+"""`posexport verify --module`: a file compared with the user's torch module in float64, within the module's rounding
+errors."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with modules that are much the same, in the folder of every command."""
+    """A file with slightly different modules, in the working folder of every command."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(FILE.parent))
     Path("model.py").write_text(MODEL)
@@ -86,7 +87,7 @@ def test_an_export_is_its_module(exported: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Near", "Other"])
 def test_another_module_is_another_function(name: str, exported: Path) -> None:
-    """Planted: a part in a thousand, and positions from the other end."""
+    """The modules differ by a thousandth, or count positions from the other end."""
     code, found = verdict(exported, name)
     assert (code, found["state"], found["reason_code"]) == (1, "failed", "over-limit")
     assert (

@@ -1,4 +1,4 @@
-"""Every way we know in which a graph goes wrong is caught by each runtime that runs it, and its place is named."""
+"""Each known kind of fault is caught on every runtime that runs the graph, and the reason names its place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.few_inputs
 
 @attrs.frozen
 class Fault:
-    """A case of helpers.CASES in a form, what is done to it, and what the reason and the place say."""
+    """A case of helpers.CASES in a form, its change, and texts that the reason and the place must contain."""
 
     block: str
     form: str
@@ -34,11 +34,11 @@ class Fault:
 
 DEC, FUN = "decomposed", "function"
 OFF = "off by"
-PLANTED, ONE, ORDER = "'Constant planted", "'Constant one", "'Constant order"  # inlined, a name gets a number
+PLANTED, ONE, ORDER = "'Constant planted", "'Constant one", "'Constant order"  # inlining appends a number to a name
 
 
 def _steeper(slopes: to.Array) -> to.Array:
-    """2^-k, as if there were 8 heads whatever their number."""
+    """2^-k, the slopes of 8 heads, for any number of heads."""
     return np.float32(2.0) ** -np.arange(1, slopes.size + 1, dtype=np.float32)
 
 
@@ -109,21 +109,22 @@ FAULTS: dict[str, Fault] = {
 }
 
 SAME = [("alibi", DEC), ("rope-gqa-window", FUN), ("rope2d", FUN)]
-"""Blocks of which every inner name is changed, which is no fault."""
+"""Blocks whose inner names are all changed, which is not a fault."""
 
 ENGINES, USUAL = ("ort-cpu", "onnx-reference"), ("torch", "ort-cpu")
 
 
 SAME_NAMES = {f"same {block}": (block, form) for block, form in SAME}
 FEW = (*list(FAULTS)[::8], *list(SAME_NAMES)[:1])
-"""What the usual run has."""
+"""The cases of the usual run. The others belong to the slow sweep."""
 
 VerdictOf = Callable[[str, str], Verdict]
 
 
 @pytest.fixture(scope="module")
 def verdict_of(tmp_path_factory: pytest.TempPathFactory) -> VerdictOf:
-    """The verdict of a fault, or of other names, on a runtime; those that run together are verified in one go."""
+    """A function that returns the verdict on a planted file on a runtime. Files that a run needs are verified
+    together."""
     planted = {name: (fault.block, fault.form, fault.mutate, fault.dtype) for name, fault in FAULTS.items()}
     planted |= {name: (block, form, to.inner_names, "fp32") for name, (block, form) in SAME_NAMES.items()}
 

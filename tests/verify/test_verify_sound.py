@@ -1,4 +1,4 @@
-"""No false alarm: sound blocks of every kind, form, target and dtype pass on every runtime that takes them."""
+"""No false alarms: sound blocks of every kind, form, target and dtype pass on every runtime that takes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENGINES = tuple(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every case in every dtype, forms by turns, and all pairs of options, dtypes by turns."""
+    """A folder with every case in every dtype (forms take turns) and all pairs of options (dtypes take turns)."""
     made = tmp_path_factory.mktemp("sound")
     forms = itertools.cycle([*FORMS, FORMS_AGAIN])
     for name, dtype in itertools.product(CASES, DTYPES):
@@ -38,14 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FORMS_AGAIN = "decomposed"
-"""A fifth turn, so that a case meets other forms in its three dtypes than the case before."""
+"""A fifth turn in the cycle of forms, so that each case gets other forms for its three dtypes than the case before."""
 
 
 def _takes(artifact: Artifact, runtime: str) -> bool:
     dtype, form = artifact.spec.dtype, artifact.form
     if runtime == "ort-cpu":
-        return dtype != "bf16"  # which its CPU provider has no kernels for
-    if runtime == "onnx-reference":  # which has no operators of com.microsoft, and sums Attention in half precision
+        return dtype != "bf16"  # the CPU provider has no bf16 kernels
+    if runtime == "onnx-reference":  # it lacks com.microsoft operators, and sums Attention in half precision
         return form != "contrib" and (form != "native" or dtype == "fp32")
     return runtime != "tensorrt-import" or artifact.target != "ort"
 
@@ -68,7 +68,7 @@ def test_sound_artifacts_pass_whatever_the_seed(folder: Path, seed: int) -> None
 def test_frequencies_of_wide_heads_that_are_powers_at_run_time_are_no_fault(
     factor: int, length: int, heads: int, tmp_path: Path
 ) -> None:
-    """With 4 pairs, the second one turns so slowly that nothing shows; with 64 pairs it does."""
+    """With 4 pairs, the second pair rotates too slowly to show anything. With 64 pairs it shows."""
     scaled = {"scaling": "dynamic", "factor": factor, "original_max_position_embeddings": length}
     spec = case("rope", layout="half", hidden_size=128 * heads, num_heads=heads, causal=True, **scaled)
     spec = attrs.evolve(spec, kv_cache="concat")

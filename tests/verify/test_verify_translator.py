@@ -1,4 +1,4 @@
-"""`posexport verify --from` of encoder-decoders: greedy tokens of both files against transformers in float64."""
+"""`posexport verify --from` with encoder-decoders: greedy tokens of both files against transformers in float64."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of both files."""
+    """A folder with both files."""
     folder = tmp_path_factory.mktemp("bart")
     exported_model(checkpoint("bart"), folder / "model.onnx", "--form", "native")
     return folder
 
 
 def verdicts(path: Path, model: Path) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
-    """The exit code, and the verdicts by file and check."""
+    """The exit code and the verdicts by file and check."""
     result = cli("verify", path, "--from", model, "--runtime", "ort-cpu", "--json")
     found = json.loads(result.stdout)["verdicts"]
     return result.exit_code, {(Path(one["artifact"]).name.split("_")[0], one["check"]): one for one in found}
@@ -50,7 +50,7 @@ def test_both_files_make_the_tokens_of_transformers(name: str, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_wrong_encoder_beside_it_makes_other_tokens(bart: Path, tmp_path: Path) -> None:
-    """The decoder alone is right."""
+    """Only the decoder is right."""
     folder = shutil.copytree(bart, tmp_path / "model")
     model = onnx.load(folder / "encoder_model.onnx")
     changed = 0

@@ -1,4 +1,4 @@
-"""`posexport verify` and weights: a file that is not what its manifest says, or no export of its original, fails."""
+"""`posexport verify` and weights: a file fails if it differs from its manifest or is not an export of its original."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MISSING = next((name for name, row in RUNTIMES.items() if row.missing() is not N
 
 
 def scaled(path: Path, name: str = "q_proj.weight", factor: float = 1.5) -> Path:
-    """The artifact with a weight multiplied; its manifest stays."""
+    """Multiply a weight of the artifact and keep its manifest."""
     model = onnx.load(path, load_external_data=False)
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     values = onnx.numpy_helper.to_array(tensor) * np.float32(factor)
@@ -47,7 +47,7 @@ def scaled(path: Path, name: str = "q_proj.weight", factor: float = 1.5) -> Path
 
 
 def verdicts(*arguments: str | Path) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code, and the verdicts as JSON."""
+    """The exit code and the verdicts as JSON."""
     result = cli("verify", *arguments, "--json")
     assert result.stderr == "", result.stderr
     return result.exit_code, json.loads(result.stdout)["verdicts"]
@@ -104,7 +104,7 @@ def test_with_its_manifest_the_reports_say_that_weights_are_as_it_says(tmp_path:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an artifact whose weights lie beside it."""
+    """A folder with an artifact whose weights are external data."""
     folder = tmp_path_factory.mktemp("large")
     write_onnx(exported(case("rope")), folder / "a.onnx", external_from=0)
     return folder
@@ -250,7 +250,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported_from(llama: Path, path: Path, layer: int = 0, layers: int = 1, **changes: Any) -> Path:
-    """An export of a checkpoint with a fault in its encoding, whose manifest agrees with it."""
+    """Export a checkpoint with a fault in its encoding. The manifest agrees with the faulty file."""
     found = read_checkpoint(llama, layer, layers, {"kv_cache": "concat"})
     assert found.weights is not None
     spec = attrs.evolve(found.spec, encoding=attrs.evolve(found.spec.encoding, **changes))
@@ -263,7 +263,7 @@ def test_an_interleaved_export_of_a_half_checkpoint_fails(llama: Path, tmp_path:
     sound = exported_from(llama, tmp_path / "sound.onnx")
     wrong = exported_from(llama, tmp_path / "wrong.onnx", layout="interleaved")
     asked = ("--from", llama, "--layer", "0", "--runtime", "torch", "--runtime", "ort-cpu")
-    assert verdicts(wrong, "--runtime", "ort-cpu")[0] == 0  # it is what its own spec says
+    assert verdicts(wrong, "--runtime", "ort-cpu")[0] == 0  # the file matches its own spec
     reports = ("--junit", tmp_path / "r.xml", "--markdown", tmp_path / "r.md")
     code, found = verdicts(sound, wrong, *asked, *reports)
     assert code == 1
@@ -331,7 +331,7 @@ def test_a_stack_is_held_against_its_layers(llama: Path, tmp_path: Path) -> None
 def test_the_references_are_computed_with_the_originals_weights(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even where a comparison of tensors sees nothing, the runtimes do."""
+    """If the comparison of tensors sees nothing, the runtimes still show the fault."""
     from posexport.artifact.original import Original
 
     path = scaled(exported_from(llama, tmp_path / "a.onnx"))

@@ -1,4 +1,5 @@
-"""Outputs of many columns: some are compared where there are many tokens, all where there are few; no fault passes."""
+"""Outputs with many columns. With many tokens only some columns are compared, and with few tokens all. Faults must
+fail."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def test_a_place_is_that_of_the_whole_output(dtype: Any) -> None:
 
 
 def head(path: Path, *faults: str) -> Path:
-    """Logits [batch, seq, VOCABULARY] of features; faults are in a column, or in tokens from 300 on."""
+    """A file that computes logits [batch, seq, VOCABULARY]. Faults are in a column or in tokens from 300 on."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((HIDDEN, VOCABULARY)).astype(np.float32)
     if "column" in faults:
@@ -125,7 +126,7 @@ def test_faults_of_a_column_and_of_far_tokens_fail(faults: tuple[str, ...], tmp_
 
 @pytest.mark.slow
 def test_a_prepared_file_has_the_same_columns(tmp_path: Path) -> None:
-    """What is prepared elsewhere knows few columns too, and its check asks the runtime for the same."""
+    """A prepared reference has only some columns too, and the check asks the runtime for the same columns."""
     path, missing = head(tmp_path / "head.onnx"), {"ort-cpu": None}
     runtimes = {"ort-cpu": RUNTIMES["ort-cpu"]}
     with Pool(60) as pool:

@@ -1,4 +1,4 @@
-"""torch.compile loads code from a folder that another user could have made first."""
+"""torch.compile loads code from a folder. Another user could have created that folder first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has 
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "torchinductor_me"
     monkeypatch.setattr("torch._inductor.runtime.cache_dir_utils.default_cache_dir", lambda: str(place))
-    monkeypatch.setenv(VARIABLE, str(place))  # as torch sets it when it is imported
+    monkeypatch.setenv(VARIABLE, str(place))  # torch sets it on import
     return place
 
 

@@ -1,4 +1,5 @@
-"""The builder's account of its kernels: read where it is as expected, "not known" everywhere else, never "fused"."""
+"""The builder's list of its kernels. It is read if it has the expected form; otherwise the answer is "not known", never
+"fused"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of exported decoders, held against those of transformers' own `generate`, and how one is drawn."""
+"""Tokens of exported decoders compared with transformers' `generate`, and the sampling of tokens."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "learned": ("GPT2", ("--form", "native"), "grown"),
     "no positions": ("Bloom", (), "grown"),
 }
-"""A model, options of its export, and the caches that it then has."""
+"""By name: a model, the options of its export, and the kind of its caches."""
 
 Made = tuple[Path, Any]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """The file of a row of FILES and its model in transformers, each made once."""
+    """A function that returns the file of a row of FILES and its model in transformers. Each is made once."""
     folder = tmp_path_factory.mktemp("models")
     known: dict[str, Made] = {}
 
@@ -63,17 +63,17 @@ def run(path: Path, prompts: Any = PROMPTS, trained_length: int | None = None, *
 
 
 QUICK = {"buffers"}
-"""The others take as long, and run by `scripts/test slow`."""
+"""Rows of FILES in the usual run. The others run with `scripts/test slow`."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in FILES])
 def test_greedy_tokens_are_those_of_transformers(name: str, made: Callable[[str], Made]) -> None:
     path, model = made(name)
     if name == "fp16":
-        model = model.half().float()  # its weights are rounded; activations differ less than the margins here
+        model = model.half().float()  # only weights are rounded; activations differ little
     found = run(path)
     assert [list(row) for row in found.tokens] == greedy(model, count=COUNT)
-    assert len({token for row in found.tokens for token in row}) > 4  # else every file would do
+    assert len({token for row in found.tokens for token in row}) > 4  # otherwise every file would pass
     assert found.cache == FILES[name][2]
     assert len(found.step_seconds) == COUNT - 1
 
@@ -85,7 +85,7 @@ def test_a_row_alone_has_the_same_tokens(made: Callable[[str], Made]) -> None:
 
 
 def reads_the_other_cache(model: onnx.ModelProto) -> None:
-    """The second layer reads what the first one kept."""
+    """The second layer reads the cache of the first."""
     for node in model.graph.node:
         for at, name in enumerate(node.input):
             node.input[at] = name.replace("past_key_values.1.", "past_key_values.0.")
@@ -153,8 +153,8 @@ DRAWS: dict[str, tuple[dict[str, float], set[int]]] = {
     "all": ({}, set(range(8))),
     "cold": ({"temperature": 0.4}, set(range(8))),
     "top_k": ({"top_k": 3}, {1, 6, 3}),
-    "top_p": ({"top_p": 0.7}, {1, 6, 3}),  # the two likeliest have 0.62 of the probability
-    "top_p of top_k": ({"top_k": 3, "top_p": 0.6}, {1, 6}),  # 0.38 and 0.35 of the probability of the three
+    "top_p": ({"top_p": 0.7}, {1, 6, 3}),  # the two most likely tokens have probability 0.62
+    "top_p of top_k": ({"top_k": 3, "top_p": 0.6}, {1, 6}),  # 0.38 and 0.35 among the three
     "top_p of 0": ({"top_p": 0.0}, {1}),
 }
 
@@ -162,7 +162,7 @@ DRAWS: dict[str, tuple[dict[str, float], set[int]]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DRAWS)
 def test_tokens_are_drawn_by_their_probability(name: str) -> None:
-    """20,000 rows with the same logits: counts within 5 standard deviations of those that softmax says."""
+    """With 20,000 rows of the same logits, counts are within 5 standard deviations of the softmax probabilities."""
     options, kept = DRAWS[name]
     rows = 20_000
     found = generate(Constant(np.tile(LOGITS, (rows, 1))), [[0]] * rows, sampling(1, **options))  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_logits_of_infinity_are_no_answer(temperature: float, tmp_path: Path) ->
 
 
 def test_buffers_are_used_to_their_last_slot(tmp_path: Path) -> None:
-    """The last token that is made is read by none."""
+    """The last generated token needs no slot, because no later step reads it."""
     path = decoder(tmp_path / "x.onnx", cache=("batch", 2, 16, 4))
     assert len(run(path, [[1] * 16], max_new_tokens=1).tokens[0]) == 1
     assert len(run(path, [[1] * 12], max_new_tokens=5).tokens[0]) == 5
@@ -240,7 +240,7 @@ def refusal(path: Path, **options: Any) -> str:
 def decoder(
     path: Path, more: tuple[str, ...] = (), cache: Any = ("batch", 2, "past", 4), lacking: str = "", kind: int = 1
 ) -> Path:
-    """A file with the inputs and outputs of a decoder, which computes nothing."""
+    """A file with the inputs and outputs of a decoder that computes nothing."""
     shapes: dict[str, Any] = {"input_ids": ("batch", "seq"), "attention_mask": ("batch", "total")}
     inputs = [helper.make_tensor_value_info(name, 7, shape) for name, shape in shapes.items() if name != lacking]
     inputs += [helper.make_tensor_value_info(name, 1, ("batch",)) for name in more]
@@ -271,7 +271,7 @@ decoder (int64[b, s] input_ids, int64[b, t] attention_mask, float[b, 1] IN)
     shape = Concat<axis = 0>(tokens, nine_)
     logits = Expand(one, shape)
 }"""
-"""The next token is the sum of all before, which a state holds, modulo 9."""
+"""A decoder whose state is the sum of all tokens. The next token is this sum modulo 9."""
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_attention_that_counts_from_the_left_takes_no_padding_on_the_left(tmp_pa
 
 
 def test_torch_is_not_needed() -> None:
-    """To generate, ONNX Runtime is enough."""
+    """Generation needs only ONNX Runtime."""
     import subprocess
     import sys
 
@@ -373,7 +373,7 @@ def test_torch_is_not_needed() -> None:
 
 
 def test_a_file_is_checked_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would be in memory beside those of the session."""
+    """Otherwise memory would contain the weights twice: once for the check and once in the session."""
     weight = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "weight")
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 64]) for name in ("x", "y")]
     graph = helper.make_graph(

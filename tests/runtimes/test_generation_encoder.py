@@ -1,4 +1,5 @@
-"""Tokens of encoder-decoders, held against those of transformers' own `generate`; what does not fit is a sentence."""
+"""Tokens of encoder-decoders compared with transformers' `generate`. Files that do not fit are refused in one
+sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ WIDTH = max(map(len, TEXTS))
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of both files."""
+    """A folder with both files."""
     folder = tmp_path_factory.mktemp("bart")
     exported_model(checkpoint("bart"), folder / "model.onnx", "--form", "native")
     return folder
@@ -47,7 +48,8 @@ def ids(texts: Any = TEXTS) -> list[str]:
 def expected(
     name: str, inputs: dict[str, torch.Tensor], begin: list[int], rows: int, forced: bool = True
 ) -> list[list[int]]:
-    """The likeliest tokens of transformers, one pass over all tokens for each; the last is the one that is forced."""
+    """The most likely tokens of transformers, with one pass over all tokens for each. If `forced`, the last token is
+    the forced one."""
     model, made = oracle(checkpoint(name)), torch.tensor([begin] * rows)
     with torch.no_grad():
         for _ in range(COUNT):
@@ -74,7 +76,7 @@ SMALL = ("--max-new-tokens", str(COUNT), "--ignore-eos", "--json")
 
 @pytest.mark.slow
 def test_tokens_are_those_of_transformers(bart: Path) -> None:
-    """Rows of different lengths in one batch."""
+    """The batch has rows of different lengths."""
     found = tokens_of(cli("generate", bart / "decoder_model.onnx", *ids(), *SMALL))
     assert found == expected("bart", text_inputs(), [start_of(bart)], len(TEXTS))
     assert len({token for row in found for token in row}) > 2

@@ -1,4 +1,4 @@
-"""How much memory generation takes: weights, caches and at most a quarter more."""
+"""The memory of generation: weights, caches and at most a quarter more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(machine.peak())
 
 
 def peak(path: Path) -> int:
-    """The most resident bytes of a process that generates, as that of `posexport generate` does."""
+    """The peak of resident bytes of a process that generates like `posexport generate`."""
     command, environment = [sys.executable, "-P", "-c", _PROCESS, str(path)], {**os.environ, **ALLOCATION}
     done = subprocess.run(command, capture_output=True, check=True, text=True, env=environment)
     return int(done.stdout.split()[-1])
@@ -40,7 +40,7 @@ def peak(path: Path) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are told anew on Linux only")
 @pytest.mark.parametrize("options", [(), ("--form", "contrib", "--target", "ort", "--kv-cache", "shared")], ids=str)
 def test_a_quarter_more_than_the_weights_at_most(options: tuple[str, ...], tmp_path: Path) -> None:
-    """Beside a small decoder, whose process has all that is no weight."""
+    """The process of a small decoder is subtracted, because it contains everything except weights."""
     small_checkpoint(tmp_path / "small")
     wide = {"hidden_size": 768, "intermediate_size": 2048, "vocab_size": 4000, "num_hidden_layers": 6}
     small_checkpoint(tmp_path / "large", num_attention_heads=12, num_key_value_heads=12, **wide)

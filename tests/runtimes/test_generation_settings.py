@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
 def test_a_file_that_cannot_be_read_is_refused(name: str, tmp_path: Path) -> None:
-    """Also where nothing asks what ends a text; what it says isn't looked for elsewhere."""
+    """This also holds if the end of a text is not needed. The settings are not read from another file instead."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_text('{"suppress_tokens": [1, 2')
     with pytest.raises(RequestError, match="can't be read as a JSON object"):
@@ -51,7 +51,7 @@ def test_a_part_for_text_in_generation_config_is_none(tmp_path: Path) -> None:
 
 
 def test_what_ends_a_text_is_said_where_transformers_reads_it(tmp_path: Path) -> None:
-    """A token of config.json ended texts where generation_config.json has none."""
+    """A bug: a token of config.json ended texts although generation_config.json had none."""
     small_checkpoint(tmp_path, eos_token_id=2)
     for said, ends in ((None, (2,)), ({}, ()), ({"eos_token_id": None}, ()), ({"eos_token_id": [4, 5]}, (4, 5))):
         (tmp_path / "generation_config.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Hints to install what is missing: a command for each kind of place that posexport can be installed from (PEP 610)."""
+"""Hints to install missing packages: a command for each kind of source that posexport was installed from (PEP 610)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_command_fits_the_place(place: str, tmp_path: Path, monkeypatch: pyt
         (installed / "direct_url.json").write_text(data if isinstance(data, str) else json.dumps(data))
     monkeypatch.setattr(sys, "path", ["", str(tmp_path / "missing.zip"), str(tmp_path)])
     assert install_command("posexport[rtx]") == command
-    assert "somebody" not in command  # results hold it, so no path of a machine may stand there
+    assert "somebody" not in command  # results contain the command, so it must not contain a path of a machine
 
 
 def test_a_source_tree_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Large files: weights stay on the disk until they are read, and one worker at a time has a file open."""
+"""Large files: weights stay on disk until they are read, and only one worker at a time has a file open."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZE = 64
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A product with a weight that lies in a file of its own."""
+    """A product whose weight is external data."""
     weight = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE) / SIZE
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "weight"], ["y"])],
@@ -88,7 +88,7 @@ def test_the_evaluator_gives_the_pages_of_a_weight_back(path: Path) -> None:
         np.testing.assert_allclose(found, expected(x.astype(np.float64)), rtol=1e-12)
         assert weight.raw is None
     weight.numpy()
-    assert weight.raw is not None  # as it would stay
+    assert weight.raw is not None  # a plain read keeps the weight in memory
 
 
 def test_a_weight_that_another_reads_stays_open(path: Path) -> None:
@@ -145,7 +145,7 @@ def test_one_worker_at_a_time(alone: bool, tmp_path: Path, monkeypatch: pytest.M
         answers = [workers.submit(RUNTIMES[name], tmp_path / "model.onnx", []) for name in names]
         assert all(result(answer).failure is None for answer in answers)
     assert (most == 1) is alone
-    assert bool(stopped) is alone  # what held the file before
+    assert bool(stopped) is alone  # a worker is stopped before another one opens the file
 
 
 @pytest.mark.parametrize("more", [0, 1])

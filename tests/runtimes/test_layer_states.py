@@ -1,4 +1,4 @@
-"""The states between the layers of a module, of which a file's are the same up to the layer that departs."""
+"""The states between the layers of a module. A file's states are equal to them up to the first wrong layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posexport.runtimes.layer_states import layer_states
 
 
 class Layer(nn.Module):
-    """Adds a number; its branches are no layers of the model."""
+    """Adds a number. Its branches are not layers of the model."""
 
     def __init__(self, number: float) -> None:
         super().__init__()

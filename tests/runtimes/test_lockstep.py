@@ -1,4 +1,5 @@
-"""Calculations in turns: each weight is made once for all, results are those of each alone, and errors end all."""
+"""Calculations in lockstep: each weight is made once for all of them, results are the same as alone, and an error ends
+all."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from posexport.runtimes.lockstep import GetWeight, in_lockstep, make_each
 
 
 class Weights:
-    """Weights by number, and how often each was made."""
+    """Weights by number. `made` lists the weights in the order in which they were made."""
 
     def __init__(self) -> None:
         self.made: list[int] = []
@@ -47,7 +48,7 @@ def test_each_weight_is_made_once_for_all() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=6))
 def test_results_are_those_of_each_alone(orders: list[list[int]]) -> None:
-    """Whatever weights each needs, in whatever order, as often as it likes."""
+    """Each calculation may need any weights in any order and any number of times."""
     weights = Weights()
     alone = {number: weights.sum_of(keys)(make_each) for number, keys in enumerate(orders)}
     before = len(weights.made)
@@ -96,18 +97,18 @@ def test_freed_memory_goes_back_from_time_to_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lockstep._Room, "made", 0)
     for _ in range(9):
         make_each(0, lambda: weight)
-    assert len(given_back) == 3  # each time that three of 100 bytes were made
+    assert len(given_back) == 3  # after every three weights of 100 bytes
     list(in_lockstep([lambda get_weight: [get_weight(key, lambda: weight) for key in range(9)]] * 4))
-    assert len(given_back) == 7  # made once for all, and at the end
+    assert len(given_back) == 7  # three times for the shared weights, and once at the end
 
 
 WIDTH = 96
-"""Features: 96 x 96 numbers are too many for a weight that the evaluator keeps."""
+"""Features. A weight of 96 x 96 numbers is too large for the evaluator to keep."""
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A graph of three products with large weights, of which two are one weight, and a bias in a body."""
+    """A graph with three products and a bias inside a body. Two of the products use the same large weight."""
     rng = np.random.default_rng(0)
     large = {name: rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) for name in ("first", "second")}
     nodes = [

@@ -1,4 +1,4 @@
-"""The record of the machine: what is known is told, what isn't is None, and what differs is named."""
+"""The record of the machine: known values are stated, unknown ones are None, and differences are named."""
 
 import json
 import subprocess

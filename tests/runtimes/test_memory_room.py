@@ -1,4 +1,4 @@
-"""What of the memory can be had: the least of what the machine has and what limits of control groups leave."""
+"""Available memory: the minimum of the machine's free memory and what the limits of control groups leave."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_limit_of_a_container_counts(
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
     monkeypatch.setattr(machine, "_OWN_CGROUPS", tmp_path / "own")
-    assert machine.available() == 1000  # none of its files is there, as on other systems
+    assert machine.available() == 1000  # without cgroup files, as on other systems
     (tmp_path / "own").write_text(own)
     (tmp_path / folder / "inner").mkdir(parents=True)
     (tmp_path / folder / "inner" / names[0]).write_text("max\n")
@@ -40,7 +40,7 @@ def test_the_limit_of_a_container_counts(
     (tmp_path / folder / names[1]).write_text("400\n")
     (tmp_path / folder / "memory.stat").write_text(f"anon 370\n{names[2]} 30\n")
     assert machine.available() == 130
-    with pytest.raises(RequestError, match=r"0\.00 MB of memory are free"):  # weights go by the same number
+    with pytest.raises(RequestError, match=r"0\.00 MB of memory are free"):  # making weights uses the same number
         seeded(small_spec("rope"), 0)
 
 

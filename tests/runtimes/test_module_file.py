@@ -1,4 +1,4 @@
-"""Torch modules in a user's file: what is loaded, what an export asks of it, and what goes wrong in it."""
+"""Torch modules in a user's file: how they are loaded, what an export needs of them, and errors in them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_random_weights_are_the_same_each_time() -> None:
 
 
 def written(folder: Path, text: str) -> str:
-    """A reference to the `Model` of a file with this text, after the imports."""
+    """Write a file with imports and this text. Return the reference to its `Model`."""
     (folder / "model.py").write_text(f"import torch\nfrom torch import nn\n{text}\n")
     return f"{folder / 'model.py'}:Model"
 

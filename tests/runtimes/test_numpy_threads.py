@@ -1,5 +1,5 @@
-"""numpy takes one thread in the process that judges and in that of onnx's evaluator: its threads wait in a loop, and so
-take the cores that other engines need."""
+"""numpy gets one thread in the judging process and in the process of onnx's evaluator. Its idle threads spin and would
+take cores from other engines."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until:  # a 
 
 
 def threads(code: str, **more: str) -> list[str]:
-    """How many threads a new process has after `code`, and what its environment then says."""
+    """The number of threads of a new process after `code`, and the value in its environment."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")} | more
     command = [sys.executable, "-c", f"{code}\n{COUNT}"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
@@ -50,7 +50,7 @@ def test_numpy_gets_one_thread_and_the_environment_is_as_before(code: str) -> No
 
 
 def test_numpy_has_more_threads_elsewhere() -> None:
-    """Otherwise the tests of this file would say nothing."""
+    """Otherwise the other tests of this file would show nothing."""
     count, _ = threads(PLAINLY)
     assert int(count) > 1
 
@@ -70,7 +70,7 @@ def test_an_error_in_the_block_leaves_the_environment_as_it_was(monkeypatch: pyt
 def test_the_process_of_onnxs_evaluator_gets_one_thread(
     name: str, wanted: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's own library of products reads the variable too, on some machines."""
+    """On some machines torch's BLAS reads the variable too."""
     monkeypatch.delenv(NAME, raising=False)
     with Pool(time_limit=20) as pool:
         worker, _ = pool._get(RUNTIMES[name])

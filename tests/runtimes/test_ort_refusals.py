@@ -1,6 +1,6 @@
-"""What ONNX Runtime refuses aloud of graphs that look right: forms and their refusals go by these.
+"""Graphs that look right but that ONNX Runtime refuses with an error. Forms and their refusals depend on these.
 
-A version that takes one of them is a reason to look again at the form that goes around it.
+If a version accepts one of them, the form that works around it should be reviewed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ LOUD: dict[str, tuple[str, int, dict[str, Any], str]] = {
         24, {"w": [7, 0]}, "exceeds max_sequence_length",
     ),
 }  # fmt: skip
-"""Text, opset, inputs, and words of the refusal."""
+"""By name: the text of the graph, the opset, inputs, and words of the refusal."""
 
 
 @pytest.mark.parametrize("name", LOUD)

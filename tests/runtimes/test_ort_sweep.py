@@ -1,7 +1,8 @@
-"""None of our exports crashes ONNX Runtime: each is opened and run in a child process, over all that changes a graph.
+"""Our exports must not crash ONNX Runtime. Each is opened and run in a child process, over all options that change a
+graph.
 
-ONNX Runtime 1.31 segfaults on some fp16 graphs when it creates the session (its NchwcTransformer, on Transformer-XL as
-others write it), so a crash here is looked for by the process that it ends, never by an exception.
+ONNX Runtime 1.31 segfaults on some fp16 graphs when it creates the session (in its NchwcTransformer, on Transformer-XL
+as others write it). So a crash shows as the end of a process, not as an exception.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "all": {"num_kv_heads": 1, "causal": True, "window": 5, "bias": True},
 }
 WIDE = {"hidden_size": 256, "num_heads": 4}
-"""The width at which the crash of facts was seen."""
+"""The width at which the crash was seen."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def pool() -> Iterator[Pool]:
 
 
 def _runs(pool: Pool, folder: Path, name: str, spec: Spec, **how: Any) -> str | None:
-    """Export, open and run in the child; how it failed, or None."""
+    """Export a spec, and open and run the file in the child. Return how it failed, or None."""
     path = folder / "block.onnx"
     write_onnx(export(spec, weights_for(spec), **how), path)
     cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), read_onnx(path).inputs()))[:3]
@@ -60,7 +61,7 @@ def _runs(pool: Pool, folder: Path, name: str, spec: Spec, **how: Any) -> str | 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize(("form", "opset"), HOWS)
 class TestNoCrash:
-    """Every export of ours opens and runs; a failure lists all that don't."""
+    """Every export opens and runs. A failure lists all that don't."""
 
     def test_encodings(self, pool: Pool, tmp_path: Path, form: str, dtype: str, opset: int) -> None:
         found = [

@@ -1,4 +1,4 @@
-"""How ONNX Runtime is timed on a stream: without a wait of the host's inside the events. The stream is a stand-in."""
+"""The timing of ONNX Runtime on a stream: the host must not wait between the events. The stream is a stand-in."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ KEY = "disable_synchronize_execution_providers"
 
 
 class Noting:
-    """A session that keeps the options of its bound runs."""
+    """A session that records the options of its bound runs."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self._session = session
@@ -58,7 +58,7 @@ def test_only_runs_between_events_leave_the_wait_to_them(
 
 
 def test_bound_runs_are_judged_where_they_are_asked_for(tmp_path: Path) -> None:
-    """A fault of the binding shows in `run` then, and only then."""
+    """A fault in the binding shows in `run` only if bound runs are requested."""
     write_onnx(exported(small_spec("none")), path := tmp_path / "block.onnx")
     inputs = {"hidden_states": np.random.default_rng(0).standard_normal((1, 3, 32)).astype(np.float32)}
     wanted = ort.load(path, {}).run(inputs)["output"]
@@ -85,7 +85,7 @@ def test_a_session_takes_no_more_cpus_than_its_process_may_use(tmp_path: Path, m
 
 
 def test_onnxruntime_knows_that_option() -> None:
-    """It takes any name without a word; the name is at least in its library."""
+    """onnxruntime accepts any option name without an error. So look for the name in its library."""
     (library,) = Path(onnxruntime.__file__).parent.joinpath("capi").glob("onnxruntime_pybind11_state*")
     assert KEY.encode() in library.read_bytes()
 
@@ -109,11 +109,11 @@ def test_a_shared_cache_is_written_in_place_when_timed(tmp_path: Path, kind: str
 
     runner._value = noting  # type: ignore[method-assign]
     once = runner.prepare(inputs)
-    for _ in range(3):  # the same tokens go to the same places
+    for _ in range(3):  # each run writes the same tokens to the same slots
         assert once() > 0
     made = dict(zip(graph_outputs(spec), session.bindings[-1].get_outputs(), strict=True))
     for name, array in wanted.items():
         np.testing.assert_array_equal(made[name].numpy(), array)
         assert (made[name].data_ptr() in bound) == (in_place and name != "output")
-    for name, array in inputs.items():  # the caller's own are as they were
+    for name, array in inputs.items():  # the caller's arrays are unchanged
         np.testing.assert_array_equal(array, before[name])

@@ -1,4 +1,5 @@
-"""What runners share: outputs equal in every dtype, inputs kept in place while timed, and nothing taken in silence."""
+"""Behaviour that all runners share: right outputs in every dtype, inputs kept in place while timed, and no options that
+are silently ignored."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ POSITIONS = np.array([[5, 900, 2, 2], [0, 1, 77, 3]])
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A sound artifact per dtype, of a form each."""
+    """A sound artifact for each dtype, each in one form."""
     folder = tmp_path_factory.mktemp("artifacts")
     forms = {"fp32": "function", "fp16": "decomposed", "bf16": "function"}
     return {
@@ -53,7 +54,7 @@ def inputs(dtype: str) -> dict[str, Array]:
 def test_engines_agree_in_every_dtype_that_they_have(artifacts: dict[str, Path], engine: str, dtype: str) -> None:
     path, given_inputs = artifacts[dtype], inputs(dtype)
     if (engine, dtype) == ("ort", "bf16"):
-        with pytest.raises(Exception, match="NOT_IMPLEMENTED"):  # the reason why verify says "not run" beforehand
+        with pytest.raises(Exception, match="NOT_IMPLEMENTED"):  # so verify states "not run" before it opens the file
             ort.load(path, {"threads": 1})
         return
     truth = torch_eager.load(path, {"dtype": "fp64"}).run(given_inputs)["output"]
@@ -105,7 +106,7 @@ def test_idle_threads_sleep_where_that_is_asked_for(
     artifacts: dict[str, Path], options: dict[str, bool], entry: str
 ) -> None:
     told = ort.load(artifacts["fp32"], options)._session.get_session_options()
-    name = "session.intra_op.allow_spinning"  # ONNX Runtime's own
+    name = "session.intra_op.allow_spinning"  # ONNX Runtime's name of the option
     try:
         found = told.get_session_config_entry(name)
     except RuntimeError:  # it has none
@@ -126,7 +127,7 @@ def test_options_reach_the_session(artifacts: dict[str, Path]) -> None:
 
 
 class NoGpu:
-    """ONNX Runtime as if there were a GPU: it keeps what sessions are asked for, and records no CUDA graph."""
+    """ONNX Runtime as if there were a GPU: it records the requests for sessions, and captures no CUDA graph."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[dict[str, str]] = []
@@ -203,7 +204,7 @@ def test_without_a_gpu_cuda_is_missing_and_never_the_cpu(
 def test_a_provider_that_gives_way_to_the_cpu_is_missing(
     artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime's way where a CUDA library is absent: it opens the session on the CPU."""
+    """If a CUDA library is absent, ONNX Runtime opens the session on the CPU."""
     monkeypatch.setattr(ort, "gpu_missing", lambda: None)
     monkeypatch.setattr(ort, "_torch_stream", lambda: None)
     for name in ("preload_dlls", "set_default_logger_severity"):
@@ -283,7 +284,7 @@ def test_tensors_cross_to_torch_and_back_bit_by_bit(array: Array) -> None:
     assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
     if array.size and array.dtype != np.bool_:
         tensor.zero_()
-        assert to_numpy(to_torch(array)).tobytes() == array.tobytes()  # torch has memory of its own
+        assert to_numpy(to_torch(array)).tobytes() == array.tobytes()  # torch's tensor has separate memory
 
 
 def test_dtypes_have_one_name_each() -> None:

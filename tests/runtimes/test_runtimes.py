@@ -1,4 +1,4 @@
-"""The runners of torch, ONNX Runtime and onnx's reference: outputs by name, timing, bf16, and no silent fallback."""
+"""The runners of torch, ONNX Runtime and onnx's reference: outputs by name, timing, bf16, and no silent fallbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINES = (torch_eager, ort, onnx_reference)
 
 
 def one_node(path: Path, op: str, kind: int, **attributes: int) -> Path:
-    """A file with one node that reads x and, where it has an axis, indices i."""
+    """A file with one node that reads x, and indices i if the node has an axis."""
     names = ["x", "i"] if "axis" in attributes else ["x"]
     inputs = [helper.make_tensor_value_info(n, kind if n == "x" else TensorProto.INT64, ["a", "b"]) for n in names]
     output = helper.make_tensor_value_info("y", kind, ["a", "b"])
@@ -86,7 +86,7 @@ def test_the_reference_normalises_by_the_statistics_that_it_is_given(opset: int,
     "shapes", [((3, 40), (40, 5)), ((2, 1, 3, 40), (4, 40, 5)), ((40,), (40, 5)), ((0, 40), (40, 5))]
 )
 def test_products_of_the_reference_are_those_of_onnx(dtype: type, shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Bit by bit, infinities and NaN too: quicker is all that they are."""
+    """The faster products are equal to onnx's bit by bit, also for infinities and NaN."""
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     names = [helper.make_tensor_value_info(name, kind, None) for name in ("a", "b", "y")]
     graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "g", names[:2], names[2:])

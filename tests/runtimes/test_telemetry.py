@@ -1,4 +1,4 @@
-"""ONNX Runtime's telemetry is off in every process of posexport: it writes nothing below TMPDIR and the home folder.
+"""ONNX Runtime's telemetry is off in every process of posexport. It writes nothing below TMPDIR and the home folder.
 
 The link at $TMPDIR/.ses is the attack: with telemetry, ONNX Runtime writes through it.
 """
@@ -51,7 +51,7 @@ class Place:
         )
 
     def traces(self) -> list[str]:
-        """What telemetry left: a changed target, or anything below the home folder that is ONNX Runtime's."""
+        """The traces of telemetry: a changed target, or files of ONNX Runtime below the home folder."""
         written = [str(path.relative_to(self.folder)) for path in self.home.rglob("*") if "Microsoft" in path.parts]
         return written + (["target"] if self.target.read_text() != "kept" else [])
 

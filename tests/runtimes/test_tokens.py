@@ -1,4 +1,4 @@
-"""The tokenizer's child process: whatever its library does there is one sentence here."""
+"""The tokenizer's child process: any failure of its library becomes one sentence in the parent."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Tokenizer:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_processes: None) -> Path:
-    """A folder with a tokenizer, which a library that stands in for `tokenizers` reads: in new processes, since forked
-    ones may have imported the real one."""
+    """A folder with a tokenizer and a stand-in for the library `tokenizers`. Processes are new, because forked ones may
+    have imported the real library."""
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "tokenizers.py").write_text(LIBRARY)
     (tmp_path / "tokenizer.json").write_text("{}")

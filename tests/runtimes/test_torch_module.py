@@ -1,4 +1,5 @@
-"""The user's module as a reference: in float64 whatever dtypes it names, in its own, and by the names of a file."""
+"""The user's module as a reference: in float64 even if it names other dtypes, in its own dtype, and by the input and
+output names of a file."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ IMPORTS = "import torch\nfrom torch import nn\n"
 
 
 def graph(folder: Path, inputs: str, outputs: str) -> Path:
-    """An ONNX file with these inputs and outputs, each the sum of all inputs; only names are read from it."""
+    """An ONNX file with these inputs and outputs. Each output is the sum of all inputs. Only the names are used."""
     names = [entry.split()[-1] for entry in inputs.split(", ")]
     nodes = "\n".join(f"{entry.split()[-1]} = Sum({', '.join(names)})" for entry in outputs.split(", "))
     text = f'<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
@@ -38,7 +39,7 @@ def graph(folder: Path, inputs: str, outputs: str) -> Path:
 def run(
     folder: Path, body: str, inputs: dict[str, Array], outputs: str = "float[n] y", **options: Any
 ) -> dict[str, Array]:
-    """What the module with this body of `forward(self, x)` gives."""
+    """The outputs of a module with this body of `forward(self, x)`."""
     lines = "\n".join(f"        {line}" for line in body.splitlines())
     (folder / "model.py").write_text(
         f"{IMPORTS}class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -211,7 +212,7 @@ def test_it_can_be_timed(tmp_path: Path) -> None:
 
 
 def test_a_reference_that_casts_is_a_planted_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the mode, `float()` rounds: the tests above would see it."""
+    """A planted fault: without the float64 mode, `float()` rounds, and the tests above show it."""
     monkeypatch.setattr(engine, "_WIDE", {})
     body, exact = BODIES["casts"]
     made = run(tmp_path, body, {"x": X})["y"].astype(np.float64)

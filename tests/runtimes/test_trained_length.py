@@ -1,4 +1,4 @@
-"""The number of positions that a model was trained for, by its config.json."""
+"""The number of positions that a model was trained for, as read from its config.json."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Traps in ONNX Runtime's operators: graphs that look right and are wrong in silence, and blocks of ours beside them.
+"""Traps in ONNX Runtime's operators: graphs that look right but give wrong results without an error.
 
-Each trap is a graph made by hand, whose result is far from the formula in numpy; each has a block of ours that needs
-just that and is right, in the form that has the operator.
+Each trap is a handmade graph whose result is far from the formula in numpy. For each trap there is one of our blocks
+that needs the same operator in its form and is right.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ LOW16, LOW32 = -65504.0, float(np.finfo(np.float32).min)
 
 @attrs.frozen(kw_only=True)
 class Trap:
-    """A graph that ONNX Runtime runs, the formula it should be, and what comes out: `nan`, or numbers `instead`.
+    """A graph that ONNX Runtime runs, the formula that it should compute, and its result: `nan`, or wrong numbers
+    (`instead`).
 
-    `reference`: seen on onnx's evaluator, since ONNX Runtime's CPU provider widens half precision as it goes.
+    `reference`: the trap shows on onnx's evaluator, because ONNX Runtime's CPU provider widens half precision.
     """
 
     text: str
@@ -73,7 +74,7 @@ def over_past(i: Given) -> Array:
 
 
 def padded(i: Given) -> Array:
-    """The first key of each row is padding; the first row is nothing else."""
+    """The first key of each row is padding. In the first row, all keys are."""
     return formula(i["q"], i["k"], i["v"], i["keep"][:, None, None, :])
 
 
@@ -85,7 +86,7 @@ def keep(batch: int, total: int) -> Array:
 
 
 def by_hand(low: str, half: bool = False) -> str:
-    """Attention in standard operators, [B, 1, 1, T] of padding as a number added to the logits."""
+    """Attention in standard operators. Padding [B, 1, 1, T] is a number that is added to the logits."""
     kind = "float16" if half else "float"
     heads = f"{kind}[b,4,s,8] q, {kind}[b,4,t,8] k, {kind}[b,4,t,8] v"
     return (
@@ -238,7 +239,7 @@ def angles(shape: Any) -> Array:
 
 
 def turned(i: Given, positions: Array) -> Array:
-    """Pairs (i, i + half a head), by the rows of the tables that positions name."""
+    """Rotate pairs (i, i + half a head) by the rows of the tables at these positions."""
     x = i["x"].astype(np.float64).reshape(*i["x"].shape[:2], 4, 2, -1)
     cos, sin = (i[name].astype(np.float64)[positions][:, :, None] for name in ("c", "n"))
     a, b = x[..., 0, :], x[..., 1, :]
@@ -284,7 +285,7 @@ OURS: list[tuple[tuple[str, ...], str, str, dict[str, Any]]] = [
     (("one position", "angles in fp16"), "contrib", "portable", {"encoding": "rope", "dtype": "fp16"}),
     (("rotates by itself",), "contrib", "ort", {"encoding": "rope", "causal": True, "layout": "half"}),
 ]
-"""What is in the names of traps, and blocks that would run into those; `far out`, positions go up to 100,000."""
+"""Parts of the names of traps, and our blocks that could run into them. With `far out`, positions go up to 100,000."""
 
 
 @pytest.mark.sampled(20)

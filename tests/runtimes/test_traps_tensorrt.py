@@ -1,7 +1,7 @@
-"""Traps in TensorRT's parser: what it takes and changes in silence, what it refuses aloud, what makes it crash.
+"""Traps in TensorRT's parser: graphs that it changes without an error, that it refuses, or that crash it.
 
-What it understood is seen by tensorrt-import, which evaluates the network that the parser made. (Functions named like
-operators, overloads, windows and lengths of keys are in test_trt_import.py.)
+The runtime tensorrt-import evaluates the network that the parser made and so shows what it understood. (Functions named
+like operators, overloads, windows and lengths of keys are in test_trt_import.py.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_causality_counts_from_the_first_key(call: str, tmp_path: Path) -> None:
 
 
 def test_an_attribute_that_a_call_lacks_is_made_up(tmp_path: Path) -> None:
-    """A function passes its `axis` on, and the call has none: the checker and ONNX Runtime refuse that."""
+    """A function passes on its attribute `axis`, but the call has none. onnx's checker and ONNX Runtime refuse that."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 23, "posexport": 1]> made (float[b,s] x) => (float[i,j] y) '
         '{ y = posexport.Beside(x) } <domain: "posexport", opset_import: ["": 23]> Beside <axis> (x) => (y) '
@@ -72,7 +72,7 @@ FUNCTIONS: list[dict[str, Any]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("over", FUNCTIONS)
 def test_functions_of_ours_leave_nothing_to_be_made_up(over: dict[str, Any]) -> None:
-    """Attributes are written into bodies, no input is left out, imports agree, overloads are names."""
+    """Attributes are written into bodies, no input is left out, imports agree, and overloads have different names."""
     spec = small_spec(**over)
     model = export(spec, weights_for(spec), form="function", opset=20)
     assert len(model.functions) >= 3
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         "TensorScatter.*linear",
     ),
 }
-"""Graphs, and words of the parser: targets `portable` and `tensorrt` go around these."""
+"""Graphs and words of the parser's refusal. The targets `portable` and `tensorrt` avoid these graphs."""
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,4 +1,5 @@
-"""The runtime tensorrt-import: sound artifacts pass, what TensorRT's parser changes in silence fails on any machine."""
+"""The runtime tensorrt-import: sound artifacts pass. Graphs that TensorRT's parser changes without an error fail on any
+machine."""
 
 from __future__ import annotations
 
@@ -39,11 +40,11 @@ SOUND: dict[str, Spec] = {
     "cross": small_spec("learned", cross=True, qk_norm=True),
 }
 FORM = dict(zip(SOUND, itertools.cycle(FORMS), strict=False))
-"""Encodings, caches and masks, in dtypes and forms by turns; the matrix and the slow sweep of verify have them all."""
+"""The form of each sound artifact; forms take turns. The matrix and the slow sweep of verify have all combinations."""
 
 
 def _last(op: str, domain: str, functions: list[onnx.FunctionProto], *calls: str, **attributes: Any) -> Any:
-    """One more node behind the output, or several: of a function, or of an operator."""
+    """Append one or more nodes after the output, which call a function or an operator."""
 
     def mutate(model: onnx.ModelProto) -> None:
         (writer,) = [node for node in model.graph.node if "output" in node.output]
@@ -61,7 +62,7 @@ def _last(op: str, domain: str, functions: list[onnx.FunctionProto], *calls: str
 
 
 def _resized(model: onnx.ModelProto) -> None:
-    """The output at its own size, by a layer that is not known."""
+    """Resize the output to its own size, which TensorRT imports as a layer that posexport does not know."""
     _last("Resize", "", [], "")(model)
     model.graph.node[-1].input.extend(["", "same"])
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "same"))
@@ -89,14 +90,14 @@ TRAPS: dict[str, Any] = {
         "down",
     ),
 }
-"""Faults that are none in ONNX: ONNX Runtime computes what the file says, and TensorRT something else."""
+"""Changes that are valid in ONNX and right on ONNX Runtime, but that TensorRT computes differently."""
 
 OTHERS = {"unknown operator": _last("NoSuchOperator", "", [], ""), "unknown layer": _resized}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[tuple[str, str], Verdict]]:
-    """Sound artifacts and planted ones, verified in one go."""
+    """Sound and planted artifacts, verified together."""
     folder = tmp_path_factory.mktemp("import")
     for stem, spec in SOUND.items():
         plant.write(folder, stem, spec, FORM[stem])
@@ -232,7 +233,8 @@ def test_inputs_that_do_not_fit_are_refused(change: dict[str, Any], said: str, t
 
 @needs_rtx
 def test_tensors_are_kept_only_as_long_as_they_are_read(tmp_path: Path) -> None:
-    """Values are dropped by their uses: one read late, read twice, or put out and read on must still be there."""
+    """Values are dropped after their last use. A value that is read late or twice, or is also an output, must still be
+    there."""
     body = "a = Neg(x) c = Mul(a, a) y = Add(c, a) d = Mul(y, a) z = Sub(d, c)"
     runner = imported(graph(f"(float[b] x) => (float[b] y, float[b] z) {{ {body} }}"), tmp_path)
     x = np.array([1.0, -2.0, 3.0], np.float32)
@@ -287,7 +289,7 @@ def test_where_neither_is_there_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @needs_rtx
 def test_a_builder_that_can_not_start_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """TensorRT's own, where there is no GPU."""
+    """TensorRT's own builder can't start without a GPU."""
     name, trt = interpreter._engine()
 
     def fail(log: Any) -> None:

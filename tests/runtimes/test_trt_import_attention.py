@@ -19,7 +19,7 @@ SIZES = ({"b": 2, "s": 5, "t": 7}, {"b": 1, "s": 1, "t": 3})
 
 
 def seen(shape: Any) -> Array:
-    """A mask of bools in which every query sees a key."""
+    """A random boolean mask in which every query sees the first key."""
     mask: Array = np.random.default_rng(3).integers(0, 2, shape).astype(bool)
     mask[..., 0] = True
     return mask
@@ -31,7 +31,7 @@ def four(call: str, mask: str = "", kv: int = 4) -> str:
 
 
 def flat(call: str, mask: str = "", kv: int = 4) -> str:
-    """Attention of 3-D tensors, which count their heads in attributes."""
+    """Attention of 3-D tensors, with the numbers of heads in attributes."""
     return FLAT.format(w=8 * kv, m=f", {mask}" if mask else "") + f" {{ y = {call} }}"
 
 
@@ -76,19 +76,19 @@ def test_attention_is_what_onnx_runtime_computes(name: str, tmp_path: Path) -> N
     runner = imported(model, tmp_path)
     assert {"ATTENTION_INPUT", "ATTENTION_OUTPUT"} <= kinds(runner)
     for seed, sizes in enumerate(SIZES):
-        if "unidirectional" in text:  # ONNX Runtime's last query sees every key where there are more of them
+        if "unidirectional" in text:  # with more keys than queries, ONNX Runtime's last query sees every key
             sizes = {**sizes, "t": sizes["s"]}
         inputs = inputs_for(model, sizes, given, seed)
         np.testing.assert_allclose(runner.run(inputs)["y"], on_ort(model, inputs)["y"], rtol=1e-5, atol=1e-6)
 
 
 def table(shape: Any) -> Array:
-    """Cosines or sines: any numbers will do."""
+    """A table of cosines or sines. Any numbers will do."""
     return np.random.default_rng(5).standard_normal(shape)
 
 
 def rows(shape: Any) -> Array:
-    """Positions within a table of 50."""
+    """Positions within a table of 50 rows."""
     return np.random.default_rng(6).integers(0, 50, shape)
 
 

@@ -1,4 +1,4 @@
-"""What TensorRT's parser makes of hand-made graphs, evaluated, is what ONNX Runtime computes: layer by layer."""
+"""TensorRT's import of handmade graphs, evaluated layer by layer, gives what ONNX Runtime computes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = ({"b": 2, "s": 5, "t": 7}, {"b": 1, "s": 1, "t": 3})
 
 @attrs.frozen
 class Made:
-    """A graph in ONNX's text syntax, and inputs that can't be just any numbers."""
+    """A graph in ONNX's text syntax, and the inputs that can't be arbitrary numbers (`given`)."""
 
     text: str
     given: dict[str, Any] = attrs.field(factory=dict)
@@ -36,7 +36,7 @@ Y = "(float[i,j,k] y)"
 
 
 def whole(low: int, high: int) -> Any:
-    """Whole numbers in [low, high) of the input's shape."""
+    """Random integers in [low, high) with the input's shape."""
     return lambda shape: np.random.default_rng(1).integers(low, high, shape)
 
 
@@ -46,7 +46,7 @@ def positive(shape: Any) -> Any:
 
 
 def _weights(name: str, *shape: int) -> str:
-    """A constant of normal numbers."""
+    """The text of a constant with normally distributed numbers."""
     numbers = np.random.default_rng(2).standard_normal(int(np.prod(shape)))
     return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(f'{number:.4f}' for number in numbers)}}}"
 
@@ -332,7 +332,7 @@ def test_every_kind_and_operation_is_reached(tmp_path: Path) -> None:
             found |= {(node.kind, each.name) for each in of if each is not None} | {(node.kind, "")}
     wanted = {(kind, "") for kind in set(LAYERS) - ELSEWHERE}
     for kind, table in (("ELEMENTWISE", BINARY), ("UNARY", UNARY), ("REDUCE", REDUCTIONS), ("ACTIVATION", ACTIVATIONS)):
-        wanted |= {(kind, name) for name in table if name != "SCALED_TANH"}  # which no operator becomes
+        wanted |= {(kind, name) for name in table if name != "SCALED_TANH"}  # the parser never makes it
     wanted |= {("SLICE", name) for name in ("STRICT_BOUNDS", "FILL", "CLAMP", "REFLECT", "WRAP")}
     wanted |= {("GATHER", name) for name in ("DEFAULT", "ELEMENT", "ND")} | {("SCATTER", "ELEMENT"), ("SCATTER", "ND")}
     assert wanted <= found

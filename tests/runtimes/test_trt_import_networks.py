@@ -1,4 +1,4 @@
-"""Layers and modes that TensorRT's parser makes seldom or never, in networks made by hand, against numpy."""
+"""Layers and modes that TensorRT's parser rarely or never makes, in handmade networks compared with numpy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fill_of_attributes(made: ByHand) -> Any:
 
 
 def scaled(mode: str, *weights: Any) -> Build:
-    """(x * factor + shift) ^ power; weights come in the order shift, factor, power."""
+    """(x * factor + shift) ^ power. `weights` are in the order shift, factor, power."""
 
     def build(made: ByHand) -> Any:
         shuffle = made.net.add_shuffle(made.inputs["x"])
@@ -57,7 +57,7 @@ def scaled(mode: str, *weights: Any) -> Build:
 
 
 def sliced(mode: str) -> Build:
-    """From row -2 on, eight rows of three."""
+    """A slice of eight rows from row -2 on, three columns each."""
 
     def build(made: ByHand) -> Any:
         layer = made.net.add_slice(made.inputs["x"], (0, -2, 1), (2, 8, 3), (1, 1, 1))
@@ -95,7 +95,7 @@ STEPS = np.linspace(1, 2, 3)[:, None]
 
 
 def padded(mode: str, **more: Any) -> Array:
-    """What `sliced` gives, by numpy's own padding."""
+    """The result of `sliced`, made with numpy's padding."""
     return np.pad(A, ((0, 0), (2, 3), (0, 0)), mode, **more)[:, :, 1:]  # type: ignore[call-overload, no-any-return]
 
 
@@ -159,7 +159,7 @@ def test_a_slice_outside_of_its_input_ends_the_run() -> None:
 
 
 def combined(op: str, first: list[int], second: list[int]) -> Build:
-    """Two vectors of integers, element by element."""
+    """An elementwise operation on two vectors of integers."""
 
     def build(made: ByHand) -> Any:
         kind = getattr(made.trt.ElementWiseOperation, op)
@@ -169,7 +169,7 @@ def combined(op: str, first: list[int], second: list[int]) -> Build:
 
 
 def row(mode: str) -> Build:
-    """A vector read from one before its start to one behind its end."""
+    """A slice of a vector from one element before its start to one element after its end."""
 
     def build(made: ByHand) -> Any:
         layer = made.net.add_slice(made.constant([5, 6, 7]), (-1,), (5,), (1,))
@@ -184,7 +184,7 @@ def picked(made: ByHand) -> Any:
 
 
 def reduced(op: str) -> Build:
-    """A matrix of integers, row by row."""
+    """A reduction of each row of a matrix of integers."""
 
     def build(made: ByHand) -> Any:
         return made.net.add_reduce(made.constant([[2, 3], [4, 5]]), getattr(made.trt.ReduceOperation, op), 2, False)
@@ -206,7 +206,7 @@ SHAPES: dict[str, Build] = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_integers_are_what_tensorrt_itself_works_out(name: str) -> None:
-    """TensorRT works out shapes on the CPU while a network is made: a tensor of the sizes shows what it gets."""
+    """TensorRT computes shapes on the CPU while a network is made. A tensor with these sizes shows its result."""
 
     def build(made: ByHand) -> Any:
         sizes = SHAPES[name](made).get_output(0)
@@ -227,7 +227,7 @@ Q = np.zeros((1, 2, 3, 4), np.float32)
 
 
 def attended(norm: str = "SOFTMAX", **parts: Any) -> Build:
-    """An attention of Q to itself with something more."""
+    """Self-attention of Q with further parts."""
 
     def build(made: ByHand) -> Any:
         kinds = getattr(made.trt.AttentionNormalizationOp, norm), made.trt.CausalMaskKind.NONE
@@ -247,7 +247,7 @@ def grouped(made: ByHand) -> Any:
 
 
 def scattered(*rows: int) -> Build:
-    """One row of Q after another is written at these indices."""
+    """Rows of ones are written to Q at these indices, one after another."""
 
     def build(made: ByHand) -> Any:
         updates = made.constant(np.ones((len(rows), 2, 3, 4), np.float32))
@@ -271,7 +271,7 @@ def cached(made: ByHand) -> Any:
 
 
 def of_layer(call: str, *arguments: Any) -> Build:
-    """One layer of Q; arguments that are texts are constants of TensorRT's, such as `float32` or `PoolingType.MAX`."""
+    """One layer on Q. String arguments name TensorRT's constants, such as `float32` or `PoolingType.MAX`."""
 
     def build(made: ByHand) -> Any:
         def said(argument: Any) -> Any:

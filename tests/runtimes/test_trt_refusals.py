@@ -1,4 +1,5 @@
-"""What is said where TensorRT's parser or builder takes no file: in posexport's words, the engine's behind a label."""
+"""Errors for files that TensorRT's parser or builder refuses: in posexport's words, followed by the engine's after a
+label."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from posexport.runtimes.tensorrt.refusals import build_error, detail
 FLOAT = TensorProto.FLOAT
 ROWS = ["n", 4]
 PROGRAM = re.compile(r"Assertion failed|Error Code|\.cpp|/_src|Cuda|&&|\|\||==|Invalid Node|Plugin|\n")
-"""What the engine says of its own program."""
+"""Words of the engine about its own source code, which errors must not contain."""
 
 
 def saved(
     folder: Path, operator: str, inputs: tuple[str, ...] = ("x",), *, kind: int = FLOAT, domain: str = "", **more: Any
 ) -> Path:
-    """A graph of one node, named `odd`, whose input x is [n, 4]; `weights` in `more` are initializers by name."""
+    """A graph with one node named `odd` whose input x is [n, 4]. `weights` in `more` are initializers by name."""
     weights = [numpy_helper.from_array(np.array(value), name) for name, value in more.pop("weights", {}).items()]
     node = helper.make_node(operator, inputs, ["y"], more.pop("name", "odd"), domain=domain, **more)
     values = [helper.make_tensor_value_info("x", kind, ROWS), helper.make_tensor_value_info("y", kind, None)]

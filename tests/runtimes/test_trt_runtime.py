@@ -1,4 +1,4 @@
-"""The parts of the TensorRT runtime that need no GPU: what is asked of CUDA, in which order, and what is refused."""
+"""The parts of the TensorRT runtime that need no GPU: the calls of CUDA and their order, and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from posexport.runtimes.tensorrt.engine import PlanRunner, _bytes
 
 
 class Cuda:
-    """Stands in for polygraphy's wrapper of the CUDA runtime: keeps the calls, each event takes 2.5 ms."""
+    """Stands in for polygraphy's wrapper of the CUDA runtime. It records the calls. Each timing is 2.5 ms."""
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[str] = []
@@ -101,7 +101,7 @@ def test_tensors_cross_as_their_bytes(dtype: Any) -> None:
 
 @needs_rtx
 def test_a_plan_that_the_engine_refuses_is_an_error_with_its_words() -> None:
-    """Without a GPU every plan is refused; with one, this is no plan."""
+    """Without a GPU every plan is refused. With one, these bytes are refused because they are not a plan."""
     with pytest.raises(RuntimeError, match="can't open the plan"):
         PlanRunner(api.load(RTX), b"no plan at all", RTX, {}, {})
 
@@ -111,7 +111,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
 
 
 def engine(diagnostics: int | None) -> Any:
-    """An engine's module, none of whose plans open; with None it is one that can't say why."""
+    """An engine's module that opens no plan. If `diagnostics` is None, it can't say why."""
 
     class Runtime:
         def __init__(self, log: Any) -> None:
@@ -167,7 +167,7 @@ def test_the_cuda_runtime_of_pips_packages_is_found(tmp_path: Path, monkeypatch:
     assert load_runtime().__name__ == "polygraphy.cuda"
     load_runtime()
     assert seen[0] == "/first"
-    assert [seen.count(folder) for folder in found] == [2, 2]  # not again and again
+    assert [seen.count(folder) for folder in found] == [2, 2]  # not added again
 
 
 def test_a_cuda_runtime_that_is_missing_is_a_missing_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_cuda_runtime_that_is_missing_is_a_missing_runtime(tmp_path: Path, mon
 
 
 class Handle:
-    """A stream or an array on the device; keeps in `freed` what was freed."""
+    """A stream or an array on the device. `freed` lists the numbers of those that were freed."""
 
     freed: ClassVar[list[int]] = []
 
@@ -199,7 +199,7 @@ class Handle:
 
 
 def runner_on_a_stand_in(**engine: Any) -> PlanRunner:
-    """A runner on an engine and a CUDA that only note what is asked of them."""
+    """A runner with stand-ins for the engine and CUDA, which only record their calls."""
     numbers = iter(range(1, 100))
     context = SimpleNamespace(
         set_input_shape=lambda *_: True,
@@ -285,14 +285,14 @@ print("begins", flush=True)
 api.create(trt.Builder, busy) if sys.argv[1] == "guarded" else trt.Builder(busy)
 print("made", hasattr(busy, "kept"), gc.isenabled())
 """
-"""A builder is collected as garbage while another one logs."""
+"""A script in which a builder is garbage-collected while another one logs."""
 
 
 @pytest.mark.slow
 @needs_rtx
 @pytest.mark.parametrize("way", ["guarded", pytest.param("plain", marks=pytest.mark.slow)])
 def test_the_end_of_a_builder_waits_for_another_that_begins(way: str) -> None:
-    """Without the guard it never ends, which shows that the garbage is there."""
+    """Without the guard the script never ends, which shows that the garbage exists."""
     command = [sys.executable, "-P", "-c", GARBAGE, way]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Each way an engine can end, or answer wrongly, is a failed verdict that says so; the next request is answered."""
+"""If an engine ends or answers wrongly, the verdict fails and says so, and the next request is answered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDS = {
     "thread": "crashed: the process ended with exit code 5",
     "cut-answer": "crashed: the process ended with exit code 3",
 }
-"""What ends the process, and what is said of it."""
+"""Ways to end the process, and the text of the failure."""
 
 ANSWERS = {
     "none": "AttributeError: 'NoneType' object has no attribute 'items'",
@@ -45,7 +45,7 @@ ANSWERS = {
     "memory": "Unable to allocate",
     "recursion": "RecursionError: maximum recursion depth exceeded",
 }
-"""What is an error without the end of the process."""
+"""Wrong answers that are errors but do not end the process."""
 
 OUTPUTS = {
     "text": "is <U1: tensors are numbers or booleans",
@@ -56,7 +56,7 @@ OUTPUTS = {
     "wide": "is fp64, it must be fp32",
     "echo": "output 'output' is missing: the runtime gave hidden_states",
 }
-"""Outputs that are no outputs of the block."""
+"""Outputs that are not valid outputs of the block, and the text of the failure."""
 
 pytestmark = [pytest.mark.usefixtures("real_processes"), pytest.mark.few_inputs]
 
@@ -90,7 +90,7 @@ def ask(pool: Pool, how: str, **options: Any) -> Answer:
 
 
 def answers(pool: Pool) -> None:
-    """The next request is answered, as if nothing had been."""
+    """Check that the next request is answered normally."""
     found = ask(pool, "echo")
     assert found.failure is None
     np.testing.assert_array_equal(found.outputs[0]["hidden_states"], HIDDEN["hidden_states"])
@@ -180,7 +180,7 @@ def test_a_process_that_ends_between_two_requests_is_replaced(pool: Pool) -> Non
 def test_nothing_is_left_when_the_pool_closes() -> None:
     threads, children = set(threading.enumerate()), _children()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # an open file that is collected warns
+        warnings.simplefilter("error")  # collecting an open file warns
         with Pool(time_limit=30) as made:
             for how in ("echo", "exit", "echo", "raise"):
                 ask(made, how)

@@ -1,4 +1,5 @@
-"""Engines in child processes: crashes, hangs and noise end in an answer, and no process outlives posexport."""
+"""Engines in child processes: after crashes, hangs and noise there is still an answer, and no process outlives
+posexport."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.usefixtures("real_processes"), pytest.mark.few_inputs]
 
 
 def faulty(how: str) -> Runtime:
-    """A row for an engine of the tests."""
+    """A runtime for one of the test engines."""
     return Runtime(
         name=f"faulty-{how}", summary="", module="engines.faulty", package="os", install="", options={"how": how}
     )
@@ -127,7 +128,7 @@ def test_pages_that_were_read_are_forgotten(tmp_path: Path) -> None:
     forget_pages()
     assert machine.resident() - before < 2**24
     assert found.sum() == 2**23
-    with pytest.raises(ValueError, match="read-only"):  # what is forgotten must not have been written to
+    with pytest.raises(ValueError, match="read-only"):  # a page that is forgotten must not have been written to
         found[0] = 7.0
 
 
@@ -209,7 +210,7 @@ def test_workers_end_when_the_parent_does(end: signal.Signals) -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT"])
 def test_keys_that_end_a_command_do_not_end_its_workers(name: str) -> None:
-    """A terminal sends them to both; the command ends its workers after it has cleaned up."""
+    """A terminal sends the signals to both. The command ends its workers after it has cleaned up."""
     code = (
         "import os, signal; from posexport.processes import end_with_parent; end_with_parent();"
         f"os.kill(os.getpid(), signal.{name}); print('alive')"
@@ -229,7 +230,7 @@ def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:
 def test_a_child_compiles_into_its_own_folder_where_the_cache_is_of_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose code torch.compile would run."""
+    """Otherwise torch.compile would run that user's code."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     cache, name = tmp_path / f"torchinductor_{getpass.getuser()}", "TORCHINDUCTOR_CACHE_DIR"
@@ -256,7 +257,7 @@ def test_engines_keep_memory_unless_the_user_says_how_it_is_taken(
         psutil.Process(pool._workers["one"][0].pid).environ()["GLIBC_TUNABLES"],
         users or ALLOCATION["GLIBC_TUNABLES"],
     )
-    assert found.split(":")[0] == wanted.split(":")[0]  # the C library may end it behind the first one
+    assert found.split(":")[0] == wanted.split(":")[0]  # the C library may end the text after the first one
 
 
 def _alive(process: int) -> bool:

@@ -1,4 +1,4 @@
-"""Graphs of ONNX's text syntax that tests of traps share, and attention in numpy float64."""
+"""Shared parts of the tests of traps: graphs in ONNX's text syntax, and attention in numpy float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trt_import_helpers import Array
 
 Given = dict[str, Array]
 SIZES = {"b": 2, "s": 3, "t": 7, "p": 4, "m": 9}
-"""Batch, queries, keys, cached keys, places of a buffer."""
+"""Batch, queries, keys, cached keys, and slots of a buffer."""
 
 FLAT = "float[b,s,32] q, float[b,t,32] k, float[b,t,32] v"
 SAME = "float[b,s,32] q, float[b,s,32] k, float[b,s,32] v"
@@ -22,19 +22,19 @@ LENGTHS = "int32[b] n, int32 a"
 
 
 def split(t: Array) -> Array:
-    """[B, S, 4*width] to [B, 4, S, width]; what has heads stays."""
+    """Reshape [B, S, 4*width] to [B, 4, S, width]. 4-D tensors stay as they are."""
     return t if t.ndim == 4 else t.reshape(*t.shape[:2], 4, -1).transpose(0, 2, 1, 3)
 
 
 def softmax(logits: Array, seen: Array) -> Array:
-    """Over the last axis in float64, zeros where nothing is seen."""
+    """Softmax over the last axis in float64. Rows without a seen key are zeros."""
     logits = np.where(np.broadcast_to(seen, logits.shape), logits.astype(np.float64), -np.inf)
     rows = [oracles.weigh(row, None) for row in logits.reshape(-1, logits.shape[-1])]
     return np.stack(rows).reshape(logits.shape)
 
 
 def formula(q: Array, k: Array, v: Array, seen: Array, scale: float | None = None) -> Array:
-    """softmax(scale q k^T, where seen) v in float64; heads side by side."""
+    """softmax(scale q k^T, over seen keys) v in float64, with heads concatenated."""
     q, k, v = (split(t).astype(np.float64) for t in (q, k, v))
     logits = np.einsum("bnih,bnjh->bnij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     out = softmax(logits, seen) @ v
@@ -43,7 +43,7 @@ def formula(q: Array, k: Array, v: Array, seen: Array, scale: float | None = Non
 
 
 def corner(seq: int, total: int) -> Array:
-    """The last query stands at the last key."""
+    """A causal mask in which the last query is at the last key."""
     return np.asarray(np.arange(total) <= np.arange(seq)[:, None] + total - seq)
 
 

@@ -1,4 +1,4 @@
-"""Blocks exported once per process and read by the tests of the compile stage; where no builder is, tests say so."""
+"""Helpers of the compile stage's tests. Blocks are exported once per process. Tests are skipped without a builder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="posexport-")
 def exported(
     encoding: str, dtype: str = "fp16", form: str = "decomposed", opset: int | None = None, **sizes: Any
 ) -> Path:
-    """An ONNX artifact of hidden size 256 and 4 heads; other tests read it too, so it must not be changed."""
+    """An ONNX artifact with hidden size 256 and 4 heads. Other tests read the same file, so it must not be changed."""
     extra = {key: sizes.pop(key) for key in ("batch", "seq", "max_seq") if key in sizes}
     spec = read_spec({"encoding": {"name": encoding}, "hidden_size": 256, "num_heads": 4, "dtype": dtype, **sizes})
     model = export(spec, seeded_weights(spec, 0), form=form, opset=opset, **extra)
@@ -56,7 +56,7 @@ def posexport(*args: object) -> Result:
 
 
 def refused(result: Result, *parts: str, code: int = 2) -> None:
-    """One sentence on stderr that holds the parts, and the exit code."""
+    """Check the exit code, and that stderr is one sentence that contains `parts`."""
     assert result.exit_code == code, (result.exit_code, result.output)
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, lines

@@ -1,4 +1,4 @@
-"""Small graphs and networks for the tests of TensorRT's import: made by hand, run on ONNX Runtime or on an oracle."""
+"""Small handmade graphs and networks for the tests of TensorRT's import, run on ONNX Runtime or on an oracle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def graph(text: str, opset: int = 23) -> onnx.ModelProto:
-    """A model of ONNX's text syntax: `(float[b,s] x) => (float[b,s] y) { y = Neg(x) }`."""
+    """A model from ONNX's text syntax: `(float[b,s] x) => (float[b,s] y) { y = Neg(x) }`."""
     head = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1, "posexport": 1]> made '
     return onnx.parser.parse_model(head + text)
 
@@ -26,7 +26,7 @@ def graph(text: str, opset: int = 23) -> onnx.ModelProto:
 def inputs_for(
     model: onnx.ModelProto, sizes: Mapping[str, int], given: Mapping[str, Any], seed: int = 0
 ) -> dict[str, Array]:
-    """Inputs of a model by name: `given` where it has them, else unit normal floats or coins."""
+    """Inputs of a model by name: those in `given`, otherwise unit normal floats or random booleans."""
     random = np.random.default_rng(seed)
     found = {}
     for value in model.graph.input:
@@ -44,7 +44,7 @@ def inputs_for(
 
 
 def on_ort(model: onnx.ModelProto, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Every output of ONNX Runtime's CPU provider, nothing optimised."""
+    """All outputs of ONNX Runtime's CPU provider, without optimisations."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -62,12 +62,12 @@ def imported(model: onnx.ModelProto, folder: Path) -> interpreter.ImportRunner:
 
 
 def kinds(runner: interpreter.ImportRunner) -> set[str]:
-    """The kinds of layers that an import is made of."""
+    """The kinds of layers in an import."""
     return {node.kind for node in runner._nodes}
 
 
 class ByHand:
-    """A network under construction: `trt` is TensorRT's module, `net` the network, `inputs` its input tensors."""
+    """A network under construction. `trt` is TensorRT's module, `net` the network, and `inputs` its input tensors."""
 
     def __init__(self, inputs: Mapping[str, Array]) -> None:
         _, self.trt = interpreter._engine()
@@ -82,7 +82,7 @@ class ByHand:
             self.inputs[name] = self.net.add_input(name, getattr(self.trt, names.get(key, key)), array.shape)
 
     def keep(self, array: Any) -> Array:
-        """An array that lives as long as the network, which doesn't copy its weights."""
+        """Keep an array alive as long as the network, because the network doesn't copy its weights."""
         self.held.append(np.array(array, order="C"))
         return self.held[-1]
 
@@ -93,7 +93,7 @@ class ByHand:
 
 
 def network(build: Callable[[ByHand], Any], inputs: Mapping[str, Array]) -> interpreter.ImportRunner:
-    """The network whose last layer, or attention, `build` gives; its outputs are y0, y1, ..."""
+    """A network whose last layer (or attention) is what `build` returns. Its outputs are y0, y1, ..."""
     made = ByHand(inputs)
     layer = build(made)
     for index in range(layer.num_outputs):
@@ -104,7 +104,7 @@ def network(build: Callable[[ByHand], Any], inputs: Mapping[str, Array]) -> inte
 
 
 def causal_truth(q: Array, k: Array, v: Array, offset: int) -> Array:
-    """Attention in which query i sees keys up to i + offset, unscaled, in float64."""
+    """Unscaled attention in float64 in which query i sees keys up to i + offset."""
     scores = np.einsum("bhqd,bhkd->bhqk", q.astype(float), k.astype(float))
     seen = np.arange(k.shape[2])[None, :] <= np.arange(q.shape[2])[:, None] + offset
     scores = np.where(seen, scores, -np.inf)

@@ -1,4 +1,4 @@
-"""ONNX Runtime with a fault of its binding: what bound runs write is half of what it should be."""
+"""ONNX Runtime with a fault in its binding: outputs of bound runs are half of the right values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posexport.runtimes import ort
 
 
 class Halved:
-    """A session with that fault."""
+    """A session with the fault."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -25,7 +25,7 @@ class Halved:
 
 
 def load(path: Path, options: Mapping[str, Any]) -> ort.OrtRunner:
-    """A runner of such a session."""
+    """A runner of a session with the fault."""
     runner = ort.load(path, options)
     runner._session = Halved(runner._session)
     return runner

@@ -1,4 +1,4 @@
-"""Engines that misbehave, for the tests of workers; `options` says how."""
+"""Engines that misbehave, for the tests of workers. The option `how` selects the behaviour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Echo:
-    """Gives its inputs back."""
+    """Returns its inputs."""
 
     def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return dict(inputs)
@@ -23,14 +23,14 @@ class Echo:
 
 
 class Zeros(Echo):
-    """Zeros of the right shape."""
+    """Returns zeros of the right shape."""
 
     def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return {"output": np.zeros_like(inputs["hidden_states"])}
 
 
 class Limits(Echo):
-    """The limit on the memory of its process, and how willingly Linux ends it where memory runs out."""
+    """Returns the memory limit of its process (-1: none) and its oom_score_adj."""
 
     def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
         import resource

@@ -1,8 +1,8 @@
-"""ONNX Runtime with a fault of its own: it runs another graph than the file's, or spoils what it gives.
+"""ONNX Runtime with a fault: it runs another graph than the file's, or spoils its outputs.
 
-Options: `how`: "operator", a Sin is run as a Cos; "whole", outputs are off unless values in between are asked for;
-"dtype", outputs are in half precision; "shape", they lack their last row; "second", sets of inputs of more than two
-rows end in an error.
+Option `how`: "operator": a Sin is run as a Cos. "whole": outputs are off unless inner values are requested. "dtype":
+outputs are in half precision. "shape": outputs lack their last row. "second": inputs of more than two rows end in an
+error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A child of the matrix that answers by names alone and runs nothing, for the tests of what is made of its answers.
+"""A stand-in for the child process of the matrix. It runs nothing, and its answers depend only on file names.
 
-export fails for native, build crashes for function, and verify crashes where contrib is among the files.
+export fails for native, build crashes for function, and verify crashes if contrib is among the files.
 """
 
 from __future__ import annotations

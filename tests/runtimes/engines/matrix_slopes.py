@@ -1,4 +1,4 @@
-"""The real child of the matrix, but every file of ALiBi it exports has slopes that are twice too steep."""
+"""The real child of the matrix, except that the ALiBi files it exports have slopes that are twice too steep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def export(**request: Any) -> dict[str, Any]:
     model = onnx.load(request["path"])
     initializer("encoding.slopes", lambda values: values * 2)(model)
     onnx.save(model, request["path"])
-    Path(f"{request['path']}.json").unlink()  # it would say that the file was changed
+    Path(f"{request['path']}.json").unlink()  # its sha256 would show that the file was changed
     return done
 
 

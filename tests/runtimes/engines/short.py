@@ -1,4 +1,4 @@
-"""ONNX Runtime in a machine with room for few tokens: memory runs out, or the kernel ends the process."""
+"""ONNX Runtime on a machine with memory for few tokens: memory runs out, or the kernel kills the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posexport.runtimes.base import Arrays
 
 
 class Short:
-    """Runs inputs of up to so many bytes, in all, and gives up in a way of its own on larger ones."""
+    """Runs inputs of up to `room` bytes in total. On larger inputs it raises MemoryError, or is killed (`killed`)."""
 
     def __init__(self, runner: ort.OrtRunner, room: int, killed: bool) -> None:
         self._runner, self._room, self._killed = runner, room, killed

@@ -1,4 +1,4 @@
-"""Engines that answer wrongly, for the tests of workers; `options` says how."""
+"""Engines with wrong answers, for the tests of workers. `options` selects the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Wrong:
-    """Gives what its function makes of the inputs."""
+    """Returns what its function makes of the inputs."""
 
     def __init__(self, run: Callable[[dict[str, Any]], Any], describe: Any) -> None:
         self.run, self._describe = run, describe
@@ -25,7 +25,7 @@ class Wrong:
 
 
 def _cut_answer(inputs: dict[str, Any]) -> Any:
-    """Ends in the middle of writing an answer, as a crash in another thread would."""
+    """End the process in the middle of writing an answer, as a crash in another thread would."""
     for descriptor in range(3, 64):
         try:
             if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:"):
@@ -36,7 +36,7 @@ def _cut_answer(inputs: dict[str, Any]) -> Any:
 
 
 def _grandchild(inputs: dict[str, Any]) -> Any:
-    """Leaves a child of its own, which holds the pipe of answers open for a while, and is killed."""
+    """Start a child that keeps the pipe of answers open for a while, then be killed."""
     if os.fork() == 0:
         import time
 
@@ -46,7 +46,7 @@ def _grandchild(inputs: dict[str, Any]) -> Any:
 
 
 def _shout(inputs: dict[str, Any]) -> Any:
-    """Megabytes on stdout and stderr, junk and half lines among them."""
+    """Write megabytes to stdout and stderr, with junk and partial lines among them."""
     for line in (b"x" * 1000 + b"\n",) * 3000:
         os.write(1, line)
         os.write(2, line)

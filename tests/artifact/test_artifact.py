@@ -1,4 +1,4 @@
-"""Artifacts on disk: whole or not at all, the same bytes for the same command, weights inside or beside the file."""
+"""Artifacts on disk: complete or absent, the same bytes for the same command, weights inside or beside the file."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_damage_after_writing_shows_in_the_manifest(tmp_path: Path) -> None:
 
 
 def mismatch(path: Path) -> str | None:
-    """How the manifest of an artifact contradicts it."""
+    """The contradiction between an artifact and its manifest, or None."""
     artifact = read_onnx(path)
     manifest = artifact.manifest()
     reason = None if manifest is None else manifest_mismatch(artifact, manifest)
@@ -271,7 +271,7 @@ def test_files_have_the_users_own_permissions(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced_anew")
 def test_two_exports_are_the_same_bytes(tmp_path: Path) -> None:
-    """In other folders, with another hash seed, in another process."""
+    """The exports run in different folders and processes, with different hash seeds."""
     folders = [tmp_path / "here", tmp_path / "there" / "deeper"]
     for folder in folders:
         folder.mkdir(parents=True)
@@ -318,7 +318,7 @@ def test_a_failed_write_leaves_everything_as_it_was(
     write_onnx(exported(small_spec("none")), path, external_from=external_from)
     before = tree(tmp_path)
     writes = 0
-    while True:  # fail at the first write, at the second, and so on, until one run gets through
+    while True:  # fail at the first write, then at the second, and so on, until a run succeeds
         with monkeypatch.context() as patch:
             patch.setattr(files.HashingFile, "write", raising(error, writes))
             try:
@@ -354,7 +354,7 @@ def test_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fa
     else:
         assert (result.exit_code, result.stdout) == (130, "")
         said = "Error: interrupted: no file is half-written; files written before are kept."
-        assert result.stderr.strip() == said  # click ends the line of ^C
+        assert result.stderr.strip() == said  # click ends the line with ^C
     assert tree(tmp_path) == {"block.onnx": b"the old file"}
 
 

@@ -1,4 +1,4 @@
-"""Damaged and hostile artifacts: refused in one sentence, with exit 2, and never followed out of their folder."""
+"""Damaged and hostile artifacts are refused in one sentence with exit code 2, and never lead out of their folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(path: Path, *said: str) -> None:
-    """Refused on the command line and by the library alike, weights included."""
+    """Check that the command line and the library refuse a file, also when its weights are read."""
 
     def read() -> None:
         read_onnx(path).weights()
@@ -163,7 +163,7 @@ def test_damaged(tmp_path: Path, whole: Path, name: str) -> None:
         read_onnx(path).weights()
     for part in said:
         assert part in str(caught.value), str(caught.value)
-    result = cli("inspect", path)  # which reads no weights: it may show what is whole, but never ends in a traceback
+    result = cli("inspect", path)  # it reads no weights, so it may succeed, but it never ends in a traceback
     if result.exit_code or said:
         refused(result, *said)
 
@@ -207,7 +207,7 @@ HOSTILE: dict[str, tuple[dict[str, str | None], str]] = {
 
 @pytest.fixture
 def hostile(tmp_path: Path, outside: Path) -> Path:
-    """A folder with secrets around it, into which a test writes `block.onnx`."""
+    """The path `block.onnx` that a test writes, in a folder with secrets around it."""
     (tmp_path / "secret.bin").write_bytes(b"s" * 8192)
     home = tmp_path / "home"
     (home / "data").mkdir(parents=True)
@@ -227,7 +227,7 @@ def test_external_data_stays_in_the_folder(hostile: Path, outside: Path, name: s
 
 
 def test_external_data_that_lie_at_two_places_are_refused(hostile: Path, outside: Path) -> None:
-    """One library takes the first entry of a name, another one the last."""
+    """If an entry occurs twice, one library takes the first and another the last."""
     model = onnx.load(outside, load_external_data=False)
     first(lambda tensor: tensor.external_data.add(key="offset", value="0"))(model)
     hostile.write_bytes(model.SerializeToString())
@@ -235,7 +235,7 @@ def test_external_data_that_lie_at_two_places_are_refused(hostile: Path, outside
 
 
 def test_external_data_of_a_constant_stays_in_the_folder(hostile: Path, outside: Path) -> None:
-    """Not only initializers: a Constant's tensor may name a file too, in the graph and in a function."""
+    """Not only initializers refer to files. The tensor of a Constant may too, in the graph and in a function."""
     model = onnx.load(outside, load_external_data=False)
     tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
     entries(location="../secret.bin", offset="0", length="16")(tensor)
@@ -251,7 +251,7 @@ def test_external_data_of_a_constant_stays_in_the_folder(hostile: Path, outside:
 
 @pytest.mark.parametrize("inside", ["graph", "branch", "function"])
 def test_sparse_tensors_of_nodes_are_refused(tmp_path: Path, inside: str) -> None:
-    """Runtimes read their external data too, which may lie anywhere."""
+    """Runtimes also read the external data of sparse tensors, which may be anywhere."""
     values = TensorProto(name="v", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
     values.external_data.add(key="location", value="/etc/passwd")
     node = helper.make_node("Constant", [], ["c"])

@@ -1,4 +1,4 @@
-"""Folders are searched whatever they hold: however deep, links in circles, names and numbers of files."""
+"""Searches in folders with any content: any depth, circular links, any names and numbers of files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_files_are_found_at_any_depth_once_and_in_order(tmp_path: Path) -> None:
 
 
 def test_links_that_cannot_be_followed_hide_nothing(tmp_path: Path) -> None:
-    """Such as to a place that may not be read; names that are too long are an error for every user."""
+    """For example, links to a place without permission. The test uses names that are too long, which are an error for
+    every user."""
     names = [f"{number}.{kind}" for number in range(6) for kind in ("link", "onnx")]
     for name in names:
         (tmp_path / name).symlink_to("x" * 300) if name.endswith("link") else (tmp_path / name).touch()
@@ -47,8 +48,8 @@ def test_links_that_cannot_be_followed_hide_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    """One that may not be read holds artifacts that nobody verified. A path that is too long is an error for every
-    user."""
+    """A folder without permission may contain artifacts that are not verified. The test uses a path that is too long,
+    which is an error for every user."""
     folder = _tree(tmp_path / "models", "a.onnx")
     deep = Path(*["d" * 250] * 17)
     make = ["sh", "-c", 'for name; do mkdir "$name" && cd "$name" || exit; done', "", *deep.parts]

@@ -1,4 +1,4 @@
-"""A thousand mutants of each kind of file, each reader in a process of its own; planted faults are found."""
+"""A thousand mutants of each kind of file. Each reader runs in its own process. Planted faults are found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = {
     **{"intermediate_size": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "rope_theta": 1e4},
 }
 BATCH = 250
-"""Mutants in one process."""
+"""The number of mutants in one process."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan["tools"] = {**plan["tools"], plan["runtime"]["name"]: plan["runtime"]["version"]}
     plan["profiles"] = {name: dict.fromkeys(("min", "opt", "max"), shape) for name, shape in inputs.items()}
     write_manifest_data(folder / "sound.plan", plan)
-    load_artifact(folder / "sound.plan")  # it is sound
+    load_artifact(folder / "sound.plan")  # the unchanged plan is sound
     (folder / "config.json").write_text(json.dumps(CONFIG))
     names = {f"{name}_proj.weight": np.ones((16, 16), np.float32) for name in "qkvo"}
     layer = {f"model.layers.0.self_attn.{name}": array for name, array in names.items()}
@@ -77,7 +77,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(reader: str, folder: Path, seed: int, count: int, seconds: float = 10) -> dict[str, Any]:
-    """What the script says of a batch; a crash of its process is a fault of it."""
+    """The script's result for a batch. A crash of its process counts as a fault."""
     command = [sys.executable, str(SCRIPT), reader, str(folder), str(seed), str(count), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env={**os.environ, "COLUMNS": "100"})
     if done.returncode != 0:
@@ -104,7 +104,7 @@ def test_a_thousand_mutants_are_read_or_refused(reader: str, sound: Path, tmp_pa
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("reader", READERS)
 def test_some_mutants_are_read_or_refused(reader: str, sound: Path, tmp_path: Path) -> None:
-    """A taste of the slow sweep in the usual one."""
+    """A small part of the slow sweep, in the usual run."""
     shutil.copytree(sound, tmp_path / "files")
     result = run(reader, tmp_path / "files", 10_000, 15)
     assert (result["files"], result["faults"]) == (15, [])

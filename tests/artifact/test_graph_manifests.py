@@ -1,4 +1,4 @@
-"""Manifests beside files without a spec: of whole models, of modules and of rewritten graphs. None may be false."""
+"""Manifests of files without a spec: whole models, modules and rewritten graphs. False statements must be refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def module(folder: Path) -> Path:
 
 
 def foreign(path: Path, **external: str) -> Path:
-    """An attention of another tool, whose weight lies in `w.bin`."""
+    """An attention that another tool made, with its weight in `w.bin`."""
     weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     (path.parent / "w.bin").write_bytes(weight.tobytes())
     tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[8, 8], data_location=1)
@@ -63,7 +63,7 @@ def foreign(path: Path, **external: str) -> Path:
 
 
 def rewritten(folder: Path) -> Path:
-    """A graph of another tool in another form."""
+    """A graph of another tool, rewritten to another form."""
     made = cli("rewrite", foreign(folder / "foreign.onnx"), "--form", "native", "-o", folder / "rewritten.onnx")
     assert made.exit_code == 0, made.output
     return folder / "rewritten.onnx"
@@ -91,10 +91,10 @@ FALSE: dict[str, Any] = {
     "weights": {"source": "random", "seed": 3},
     "attentions": [{"layer": 0}],
 }
-"""What is false of each key, or what makes it so of what is there."""
+"""For each key, a false value, or a function that makes its value false."""
 
 OF_THE_GRAPH = ("opset", "domains", "inputs", "outputs", "form", "weights", "module", "attentions")
-"""What is checked of a file that was rewritten, or that another tool made."""
+"""The keys that are checked for a file that was rewritten or that another tool made."""
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -176,7 +176,7 @@ def test_a_manifest_that_cannot_be_used_is_refused_beside_both_files(text: str, 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("external", [{}, {"offset": "0"}, {"length": "256"}, {"offset": "0", "length": "256"}])
 def test_external_data_need_not_say_where_they_lie(external: dict[str, str], tmp_path: Path) -> None:
-    """ONNX has 0 for the offset and what is left of the file for the length."""
+    """By default, ONNX takes offset 0 and the rest of the file as length."""
     graph = read_graph(foreign(tmp_path / "x.onnx", **external))
     (tensor,) = graph.model.graph.initializer
     assert {entry.key: entry.value for entry in tensor.external_data}["length"] == "256"
@@ -204,7 +204,8 @@ def test_external_data_that_are_elsewhere_are_refused(external: dict[str, str], 
 def test_a_manifest_that_claims_to_be_of_a_rewritten_file_states_no_more(
     key: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
-    """What the file's own metadata say of these would not be compared: the key `rewrite` may have been added."""
+    """These keys would not be compared with the metadata of a rewritten file. So they are refused: somebody may have
+    added the key `rewrite`."""
     path = Path(shutil.copy(made["module"], tmp_path / "x.onnx"))
     of_module, of_rewritten = (
         json.loads(made[name].with_name(f"{made[name].name}.json").read_text(encoding="utf-8")) for name in FILES
@@ -218,7 +219,7 @@ def test_a_manifest_that_claims_to_be_of_a_rewritten_file_states_no_more(
 
 
 def contradiction(path: Path, data: dict[str, Any]) -> str:
-    """What is said of a manifest beside a file."""
+    """The contradiction that is found between a manifest and its file."""
     path.with_name(f"{path.name}.json").write_text(json.dumps(data), encoding="utf-8")
     manifest = read_manifest_of(OnnxManifest, path)
     assert manifest is not None
@@ -263,7 +264,7 @@ def test_the_form_of_a_rewritten_module_is_that_of_its_metadata(tmp_path: Path) 
 
 
 def test_a_key_rewrite_that_was_added_explains_no_other_file(made: dict[str, Path], tmp_path: Path) -> None:
-    """A file of which nothing was rewritten is the file that it was."""
+    """If nothing was rewritten, the file must be the original file."""
     path, data = Path(shutil.copy(made["module"], tmp_path / "x.onnx")), manifest_of(made["module"])
     del data["module"]
     record = {**manifest_of(made["rewritten"])["rewrite"], "changed": False, "attentions": [], "whole": None}

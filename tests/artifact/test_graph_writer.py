@@ -1,4 +1,5 @@
-"""A graph of any origin is written with every weight's bytes: all dtypes, inline and external, also inside nodes."""
+"""A graph of any origin is written with the bytes of every weight: all dtypes, inline and external, also inside
+nodes."""
 
 from __future__ import annotations
 
@@ -27,12 +28,13 @@ DTYPES = [
 def packed(dtype: int, shape: tuple[int, ...], seed: int) -> onnx.TensorProto:
     """A tensor of random bits."""
     size = (int(np.prod(shape)) * onnx_file._BITS[dtype] + 7) // 8
-    raw = np.random.default_rng(seed).integers(0, 2, size, np.uint8).tobytes()  # 0 and 1, which bool holds too
+    raw = np.random.default_rng(seed).integers(0, 2, size, np.uint8).tobytes()  # bytes 0 and 1 are valid for bool too
     return TensorProto(name=f"w{dtype}", data_type=dtype, dims=shape, raw_data=raw)
 
 
 def graph_of_everything() -> onnx.ModelProto:
-    """Weights of every dtype, small and large; text; one in a subgraph and one in an attribute; metadata."""
+    """A graph with small and large weights of every dtype, text, a weight in a subgraph and one in an attribute, and
+    metadata."""
     weights = [packed(TensorProto.DataType.Value(name), (37, 61), n) for n, name in enumerate(DTYPES)]
     weights.append(helper.make_tensor("texts", TensorProto.STRING, [3], [b"a", b"bb" * 900, b""]))
     weights.append(helper.make_tensor("typed", TensorProto.FLOAT, [400], np.arange(400.0)))
@@ -61,7 +63,7 @@ def graph_of_everything() -> onnx.ModelProto:
 
 
 def bits(path: Path) -> dict[str, tuple[int, tuple[int, ...], bytes]]:
-    """Every tensor of a file by its place: dtype, dimensions, bytes. Read with onnx alone."""
+    """Every tensor of a file by its place: (dtype, dimensions, bytes). Only onnx reads the file."""
     model = onnx.load(path)
     found = {}
     graphs = [("", model.graph)]
@@ -87,7 +89,7 @@ def bits(path: Path) -> dict[str, tuple[int, tuple[int, ...], bytes]]:
 
 
 def saved(folder: Path, how: str) -> Path:
-    """The graph in one file, with one file of external data, or with one for each tensor, also inside nodes."""
+    """Save the graph as one file, with one file of external data, or with one for each tensor, also inside nodes."""
     path = folder / "in.onnx"
     model = graph_of_everything()
     if how == "inline":
@@ -118,7 +120,7 @@ def test_every_tensor_keeps_its_bytes(tmp_path: Path, how: str, write: str) -> N
             hashes = write_graph(load_model(source), source, out, files)
     before = bits(source)
     for file in [*tmp_path.glob("in.onnx"), *(tmp_path / name for name in graph.external_files())]:
-        file.unlink()  # nothing leads back to it
+        file.unlink()  # the written file must not depend on it
     assert bits(out) == before
     assert len(before) == len(DTYPES) + 6
     assert sorted(file.name for file in out.parent.iterdir()) == sorted(hashes)

@@ -1,4 +1,4 @@
-"""Files that are made to hang, to take all memory, or to reach other files: each is one sentence, at once."""
+"""Files that are made to hang, to exhaust memory, or to reach other files: each is refused at once in one sentence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def zero(path: Path) -> None:
 
 def tcp(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
-        os.chdir(path.parent)  # a socket's path is short
+        os.chdir(path.parent)  # the path of a socket must be short
         listening.bind(path.name)
 
 
@@ -66,7 +66,7 @@ SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
     "zero": (zero, "it is a device"),
     "socket": (tcp, "it is a socket"),
     "folder": (folder, "it is a folder"),
-    "hole": (hole, "nearly all of which are a hole|larger than"),  # by the limit, where there is one
+    "hole": (hole, "nearly all of which are a hole|larger than"),  # depends on whether there is a limit
     "dangling": (nothing, "No such file"),
 }
 
@@ -97,7 +97,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "x", 5) == b"12345"
     with pytest.raises(OSError, match="larger than 4 bytes"):
         read_bytes(tmp_path / "x", 4)
-    if Path("/proc/self/smaps").exists():  # it says that it has 0 bytes
+    if Path("/proc/self/smaps").exists():  # its stated size is 0 bytes
         with pytest.raises(OSError, match="larger than 10 bytes"):
             read_bytes(Path("/proc/self/smaps"), 10)
     for name in ("a\0b", "\ud800"):
@@ -143,7 +143,7 @@ def test_a_special_manifest_is_no_missing_one(kind: str, block: Path) -> None:
 
 
 def change(path: Path, mutate: Callable[[onnx.ModelProto], object]) -> Path:
-    """The artifact with a change, without its manifest."""
+    """Change the artifact and remove its manifest."""
     model = onnx.load(path)
     mutate(model)
     onnx.save(model, path)
@@ -152,7 +152,7 @@ def change(path: Path, mutate: Callable[[onnx.ModelProto], object]) -> Path:
 
 
 def nested(levels: int, times: int) -> Callable[[onnx.ModelProto], object]:
-    """Functions each of which calls the one before so many times."""
+    """Add `levels` functions. Each calls the one before it `times` times."""
 
     def mutate(model: onnx.ModelProto) -> None:
         for level in range(levels):
@@ -167,7 +167,7 @@ def nested(levels: int, times: int) -> Callable[[onnx.ModelProto], object]:
 
 
 def in_subgraph(model: onnx.ModelProto) -> None:
-    """The calls stand in a subgraph of a subgraph."""
+    """The calls are in a subgraph of a subgraph."""
     nested(40, 2)(model)
     inner = helper.make_graph([model.graph.node.pop()], "inner", [], [])
     middle = helper.make_graph([helper.make_node("If", ["c"], ["d"], then_branch=inner)], "middle", [], [])
@@ -251,7 +251,7 @@ def test_nested_functions_that_stay_small_are_taken(block: Path) -> None:
 
 @pytest.mark.slow
 def test_tiny_nodes_are_weighed_before_they_are_parsed(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty node is two bytes in the file."""
+    """An empty node takes only two bytes in the file."""
     data = block.read_bytes()
 
     def with_nodes(count: int) -> bytes:
@@ -304,7 +304,7 @@ def test_external_data_stays_in_its_folder(location: str, tmp_path: Path) -> Non
         for key, value in (("location", location), ("offset", "0"), ("length", str(4 * 16 * 16))):
             made.external_data.add(key=key, value=value)
 
-    if location == "\ud800":  # protobuf takes no half of a pair, but bytes that are no UTF-8
+    if location == "\ud800":  # protobuf refuses lone surrogates, but takes bytes that are not UTF-8
         location = "?data"
         change(path, mutate)
         path.write_bytes(path.read_bytes().replace(b"?data", b"\xffdata"))
@@ -371,7 +371,7 @@ def test_the_command_line_takes_no_more_memory_than_is_free(block: Path) -> None
     code = (
         "import sys, posexport.machine as machine, posexport.artifact.paths as paths\n"
         "machine.available = lambda: 2**29\n"
-        "paths.check_onnx = lambda path: bytearray(2**32)\n"  # in place of what reads a hostile file
+        "paths.check_onnx = lambda path: bytearray(2**32)\n"  # stands in for reading a hostile file
         "from posexport.cli import main\n"
         "sys.exit(main(['inspect', sys.argv[1]]))"
     )

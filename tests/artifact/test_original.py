@@ -1,4 +1,5 @@
-"""What a file is held against: an export of a checkpoint or of a file of weights passes, everything else is named."""
+"""Comparison of a file with its original: an export of a checkpoint or of a file of weights passes, and any other
+difference is named."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from posexport.spec.spec import Spec
 
 CASES = {**checkpoint_decoders.CASES, **checkpoint_encoders.CASES}
 FIRST = ("llama", "gemma2", "phi3", "falcon-key-heads", "bloom", "t5", "bert", "swin", "dinov3_vit", "deberta-v2")
-"""Grouped heads, windows, fused projections of three kinds, tables of biases, several axes, prefix tokens."""
+"""Checkpoints of the usual run: grouped heads, windows, three kinds of fused projections, tables of biases, several
+axes, prefix tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def test_an_export_is_its_checkpoint_and_one_with_a_fault_is_not(name: str, save
         (field,) = change
         try:
             other = attrs.evolve(spec, **change)
-        except RequestError:  # the encoding does not take it
+        except RequestError:  # the encoding does not allow the change
             continue
         reason = original.mismatch(other, weights)
         assert reason is not None and (reason.code, field in reason.text) == (OTHER_SPEC, True)

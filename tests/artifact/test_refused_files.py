@@ -1,4 +1,4 @@
-"""Files that are refused for what they hold: operators that draw numbers, and keys that a parser takes minutes for."""
+"""Files that are refused for their content: operators that draw random numbers, and keys that take a parser minutes."""
 
 from __future__ import annotations
 

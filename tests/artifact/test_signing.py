@@ -1,4 +1,4 @@
-"""Signatures of manifests: who made an artifact, and every way in which that may not be so."""
+"""Signatures of manifests: who made an artifact, and every way to fake it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no o
 
 
 def make_keys(folder: Path, name: str, seed: int) -> tuple[Path, Path]:
-    """A private and a public key in PEM, always the same for a seed."""
+    """Write a private and a public key in PEM. A seed always gives the same keys."""
     key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
     private, public = folder / f"{name}.pem", folder / f"{name}.pub"
     private.write_bytes(key.private_bytes(PEM, PKCS8, serialization.NoEncryption()))
@@ -45,7 +45,7 @@ def make_keys(folder: Path, name: str, seed: int) -> tuple[Path, Path]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> dict[str, Path]:
-    """Keys of the builder and of somebody else, in a folder of their own."""
+    """The keys of the builder and of somebody else, in a separate folder."""
     folder = tmp_path / "keys"
     folder.mkdir()
     files = {}
@@ -111,12 +111,12 @@ def _flip(path: Path, at: int) -> None:
 
 
 def _edit(path: Path, **over: Any) -> None:
-    """A change of the manifest, which keeps its form."""
+    """Change keys of the manifest and write it in the usual form."""
     write_manifest_data(path, {**read_manifest_data(path), **over})
 
 
 def _fitting(path: Path) -> None:
-    """Other weights, with a manifest that fits them: only the signature can tell."""
+    """Other weights with a manifest that fits them. Only the signature shows the change."""
     write_signed(path.with_name("faulty.onnx"), "rope-half", None)
     manifest = read_manifest_data(path.with_name("faulty.onnx"))
     shutil.move(path.with_name("faulty.onnx.data"), path.with_name("faulty.onnx.data.new"))
@@ -134,7 +134,7 @@ def _other_key(path: Path) -> None:
 
 
 def _claims(path: Path) -> None:
-    """Signed by another key, and its manifest names the builder as its signer."""
+    """Signed with another key, while the manifest names the builder as its signer."""
     signer = read_manifest_data(path)["signer"]
     _edit(path, signer=signer)
     key = read_signing_key(path.parent / "keys" / "other.pem")
@@ -147,7 +147,7 @@ def _of_another_file(path: Path) -> None:
 
 
 def _renamed(path: Path) -> None:
-    """Another artifact of the builder's, whole, under this one's name."""
+    """Another complete artifact of the builder under the name of this one."""
     second = write_onnx(
         exported(case("rope-half")),
         path.with_name("second.onnx"),
@@ -212,7 +212,7 @@ def test_a_plan_is_checked_before_it_is_opened(tmp_path: Path, keys: dict[str, P
     plan.write_bytes(b"evil" * 300)
     with pytest.raises(MismatchError, match="sha256 differ"):
         check_plan(plan, keyring)
-    _edit(plan, sha256=sha256_of(plan))  # now plan and manifest fit one another
+    _edit(plan, sha256=sha256_of(plan))  # now plan and manifest fit each other
     check_plan(plan)
     with pytest.raises(MismatchError, match="was not made by a trusted key"):
         check_plan(plan, keyring)
@@ -221,7 +221,7 @@ def test_a_plan_is_checked_before_it_is_opened(tmp_path: Path, keys: dict[str, P
         assert result.exit_code == (1 if command == "verify" else 2), result.output
         assert "trusted key" in " ".join(result.output.split())
     verdicts = json.loads(cli("verify", plan, "--trust", keys["builder.pub"], "--json").stdout)["verdicts"]
-    assert [verdict["runtime"] for verdict in verdicts] == ["tensorrt", "tensorrt-rtx"]  # nothing else opens plans
+    assert [verdict["runtime"] for verdict in verdicts] == ["tensorrt", "tensorrt-rtx"]  # no other runtime opens plans
 
 
 def test_verify_fails_what_is_not_signed_in_its_report(signed: Path, keys: dict[str, Path]) -> None:
@@ -386,7 +386,7 @@ def test_openssl_makes_keys_and_reads_signatures(signed: Path, tmp_path: Path, k
     assert read_trusted_keys([public])[0].fingerprint == f"sha256:{sha256_of(der)}"
     write_signed(signed, "rope", key)
     load_artifact(signed, trusted(public))
-    write_signed(signed, "rope", None)  # and by hand, with a key that posexport never sees
+    write_signed(signed, "rope", None)  # also a signature made by openssl, without posexport
     openssl("pkeyutl", "-sign", "-inkey", key, "-rawin", "-in", manifest, "-out", sig(signed))
     artifact = load_artifact(signed, trusted(public))
     assert artifact.signature is not None and artifact.signature.code == "trusted"

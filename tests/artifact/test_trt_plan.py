@@ -1,4 +1,4 @@
-"""What must hold before a plan is opened: its manifest fits it, is complete, and names this runtime and version."""
+"""Checks before a plan is opened: its manifest fits it, is complete, and names this runtime and version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ no_gpu = pytest.mark.skipif(gpu_missing() is None, reason="there is a GPU here")
 
 
 def made(folder: Path) -> Path:
-    """A plan that no engine ever saw, with a manifest that fits it, and the ONNX file it names."""
+    """A plan that no engine made, with a manifest that fits it and the ONNX file that it names."""
     plan, onnx, data = folder / "block.plan", folder / "block.onnx", folder / "block.onnx.data"
     plan.write_bytes(b"code" * 300)
     onnx.write_bytes(b"graph")
@@ -73,7 +73,7 @@ def test_a_manifest_that_contradicts_its_plan_or_itself_is_refused(key: str, tmp
 
 
 def over_caches(manifest: dict[str, Any]) -> None:
-    """Inputs that share dimensions, one of them the sum of two others."""
+    """Inputs that share dimensions. One dimension is the sum of two others."""
     shapes = {"hidden_states": ["batch", "seq", 256], "past_key": ["batch", 4, "past_seq", 64]}
     shapes["attention_mask"] = ["batch", "total_seq"]
     manifest["inputs"] = [{"name": name, "shape": shape, "dtype": "fp32"} for name, shape in shapes.items()]
@@ -168,7 +168,7 @@ KEYS = ("sha256", "form", "spec", "inputs", "outputs", "onnx", "runtime", "profi
         (key, value)
         for key in KEYS
         for value in (None, 3, "", [3], {"x": 3})
-        if (key, value) != ("spec", None)  # that of a plan of another tool's graph
+        if (key, value) != ("spec", None)  # allowed: the plan of another tool's graph
     ],
 )
 def test_a_manifest_with_a_wrong_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:
@@ -325,7 +325,7 @@ def test_a_plan_of_another_version_is_not_opened(tmp_path: Path, monkeypatch: py
 def test_a_plan_that_was_exchanged_after_the_check_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plan and manifest fit one another, but another process checked the signature of another plan."""
+    """Plan and manifest fit each other, but the signature was checked earlier on another plan."""
 
     class Engine:
         __version__ = "1.2.3"

@@ -1,4 +1,4 @@
-"""Files read with their weights left on the disk: the same graph, the same checks, whatever the file is."""
+"""Files that are read with their weights left on disk: the same graph and the same checks for any file."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_is_no_file_is_refused_with_the_same_words(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_beginning_is_sound_is_not_read_as_that(tmp_path: Path) -> None:
-    """protobuf and ONNX Runtime read what stands behind: a group, which nothing of ONNX is, and one more output."""
+    """protobuf and ONNX Runtime also read the rest: a protobuf group, which ONNX does not use, and one more output."""
     model = graph_of_everything()
     model.doc_string = "d" * (2**20 - model.ByteSize() - 4)
     begin = model.SerializeToString()
@@ -90,7 +90,7 @@ def test_a_file_whose_beginning_is_sound_is_not_read_as_that(tmp_path: Path) -> 
     more = onnx.ModelProto()
     more.graph.node.add(op_type="Identity", input=[model.graph.output[0].name], output=["more"])
     more.graph.output.add(name="more").type.CopyFrom(model.graph.output[0].type)
-    graph = more.graph.SerializeToString() + bytes([0x83, 0x08, 0x84, 0x08])  # the begin and the end of group 128
+    graph = more.graph.SerializeToString() + bytes([0x83, 0x08, 0x84, 0x08])  # the start and the end of group 128
     path = tmp_path / "in.onnx"
     path.write_bytes(begin + bytes([7 << 3 | 2, len(graph)]) + graph)
     assert [value.name for value in onnx.load(path).graph.output][-1] == "more"
@@ -100,7 +100,7 @@ def test_a_file_whose_beginning_is_sound_is_not_read_as_that(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_cut_short_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the end of the process, which a map of the file would be."""
+    """The process must not crash, as it would with a memory map of the file."""
     path = saved(tmp_path, "inline")
 
     def cut(*given: object) -> None:
@@ -114,7 +114,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_refused(tmp_path: Path, monkeypat
 
 def test_weights_that_are_cut_short_meanwhile_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, "inline")
-    tensors = read_with_weights_on_disk(path).model.graph.initializer  # whose data is left in the file
+    tensors = read_with_weights_on_disk(path).model.graph.initializer  # their data stay in the file
     tensor = next(one for one in tensors if one.data_location == onnx.TensorProto.EXTERNAL)
     assert onnx_file.array_of(path, tensor).nbytes > onnx_file.INLINE
     os.truncate(path, 100)
@@ -146,7 +146,7 @@ def test_a_damaged_weight_is_refused(fault: object, tmp_path: Path) -> None:
 
 
 def holding(where: str, tensor: onnx.TensorProto) -> onnx.ModelProto:
-    """A graph with a weight in a constant of a node, of a function or of a branch, or among its own."""
+    """A graph with a weight in a constant of a node, of a function or of a branch, or among its initializers."""
     constant = helper.make_node("Constant", [], ["w"], value=tensor)
     relu = helper.make_node("Relu", ["w"], ["y"])
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
@@ -171,7 +171,7 @@ def holding(where: str, tensor: onnx.TensorProto) -> onnx.ModelProto:
 def test_weights_anywhere_are_no_structure(
     where: str, raw: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A megabyte of them is read with ten megabytes of memory, and not counted as structure."""
+    """A megabyte of weights can be read with ten megabytes of memory, because it does not count as structure."""
     numbers = np.ones(250_000, np.float32)
     tensor = helper.make_tensor("w", TensorProto.FLOAT, numbers.shape, numbers.tobytes() if raw else numbers, raw=raw)
     path = tmp_path / "a.onnx"
@@ -195,6 +195,6 @@ def test_packed_numbers_are_weighed_as_they_are_in_memory(tmp_path: Path, monkey
 def test_fields_are_counted_in_all_messages_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.onnx"
     path.write_bytes(holding("a node", numpy_helper.from_array(np.ones(2, np.float32), "w")).SerializeToString())
-    monkeypatch.setattr(onnx_limits, "_MOST_FIELDS", 5)  # neither message alone has so many
+    monkeypatch.setattr(onnx_limits, "_MOST_FIELDS", 5)  # neither message has so many by itself
     with pytest.raises(RequestError, match="is not an ONNX file"):
         read_graph(path)

@@ -1,5 +1,5 @@
-"""Command lines drawn from click's own parameters: a line that works, with some of its options replaced, left out,
-repeated or added, by values that fit and by wild ones."""
+"""Command lines drawn from click's own parameters: a line that works, with some options replaced, left out, repeated or
+added. New values may be valid or wild."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORKING: dict[str, tuple[str, ...]] = {
     "sweep": ("--job", "verify artifact=here.onnx runtime=ort-cpu", "-o", "s"),
     "report": ("here.json", "-o", "r.html"),
 }
-"""A line for each command that is fine, but for what engines, which are not run, would say."""
+"""For each command, a line that works as far as it needs no engine. Engines do not run in these tests."""
 
 WILD = (
     *("", " ", "-", "--", "=", ",", ":", "a=b", "=1", "seq=", "0", "-0", "-1", "1", "2", "1.5", "1e3", "007", "+1"),
@@ -122,14 +122,15 @@ WILD = (
     ),
     *("localhost:1", "[::1]:1", "host:99999", "rope,alibi", "rope:theta=1:theta=2", "none,none", ":", "rope:"),
 )
-"""Values that no option should stumble over. Names are of the files that `fill` makes, or of none."""
+"""Odd values that every option must handle. Some are names of files that `fill` makes, others of files that do not
+exist."""
 
 NAMES = (*ENCODINGS, *FORMS, *TARGETS, *RUNTIMES, "fp32", "fp16", "bf16", "prefill", "decode", "angles", "transformer")
-"""Values that fit some option."""
+"""Values that are valid for some option."""
 
 
 def fill(folder: Path, artifact: Callable[[Path], object], results: bytes) -> None:
-    """Make the files that lines name: `artifact` writes a small ONNX file, `results` are what a report is made of."""
+    """Make the files that lines name. `artifact` writes a small ONNX file. `results` are the data for a report."""
     artifact(folder / "here.onnx")
     (folder / "here.json").write_bytes(results)
     (folder / "folder").mkdir()
@@ -148,7 +149,7 @@ def fill(folder: Path, artifact: Callable[[Path], object], results: bytes) -> No
 
 
 def lines(count: int, seed: int) -> Iterator[list[str]]:
-    """Command lines, the same ones for the same seed; each command gets its share."""
+    """Command lines, the same ones for the same seed. The commands take turns."""
     draw = random.Random(seed)
     names = list(COMMANDS)
     for number in range(count):

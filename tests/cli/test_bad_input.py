@@ -1,4 +1,4 @@
-"""What `export` refuses: exit 2, one sentence that says what is allowed, and no file left behind."""
+"""Input that `export` refuses: exit code 2, one sentence that says what is allowed, and no files left behind."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_manifest_is_a_folder(folder: Path) -> None:
 
 
 def changed(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """The weights of the small t5 block with some replaced, or left out where None."""
+    """The weights of the small t5 block with some replaced, or left out if None."""
     weights: dict[str, Any] = {**weights_for(small_spec("t5")), **{k.replace("__", "."): v for k, v in tensors.items()}}
     return {name: tensor for name, tensor in weights.items() if tensor is not None}
 

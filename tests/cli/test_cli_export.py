@@ -1,4 +1,4 @@
-"""`posexport export`, `list` and `inspect` as people and pipelines call them."""
+"""`posexport export`, `list` and `inspect` as people and scripts call them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_weights_from_a_file(folder: Path) -> None:
     arguments = ("--encoding", "relative", *SMALL, "--weights", "w.safetensors")
     assert cli("export", *arguments).exit_code == 0
     found = read_onnx(folder / "relative.onnx")
-    assert found.spec == spec  # the biases are those that the file has
+    assert found.spec == spec  # the spec has the biases of the file
     assert all(torch.equal(tensor, weights[name]) for name, tensor in found.weights().items())
     assert cli("export", *arguments, "--dtype", "bf16").exit_code == 0
     rounded = read_onnx(folder / "relative.onnx").weights()

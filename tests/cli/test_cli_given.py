@@ -1,4 +1,4 @@
-"""What holds of every command: an option counts once, errors name it as it is written, and cheap ones come first."""
+"""Rules for every command: an option is given once, errors name it as it was written, and cheap errors come first."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ CHEAP = {
 
 
 def test_what_is_wrong_at_a_glance_is_told_before_torch_loads(tmp_path: Path) -> None:
-    """One process runs them all: each is exit 2 in one sentence, and torch is not loaded at the end."""
+    """One process runs all of them. Each gives exit code 2 and one sentence, and at the end torch is not loaded."""
     graph = onnx.helper.make_graph([], "nothing", [], [])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), tmp_path / "here.onnx")
     (tmp_path / "empty.json").touch()

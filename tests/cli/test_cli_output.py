@@ -1,4 +1,4 @@
-"""What the commands do when their output can't be written, and with names that are nearly right."""
+"""Commands whose output can't be written, and commands with names that are nearly right."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_numbers_are_never_folded_and_empty_columns_go_first(
     ],
 )
 def test_a_run_of_layers_names_what_there_is(names: list[str], expected: list[str]) -> None:
-    """Both ends are names, and a range has what stands between them."""
+    """Both ends of a range are names, and the range contains the names between them."""
     assert runs([(name, "fp32") for name in names]) == [(name, "fp32") for name in expected]
     for row, _ in runs([(name, "fp32") for name in names]):
         assert set(row.replace(" ... ", ", ").split(", ")) <= set(names)

@@ -51,7 +51,7 @@ class Broken(Heads):
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with modules, in the folder of every command."""
+    """A file with modules in the working folder of every command."""
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(MODEL)
 
@@ -182,7 +182,7 @@ def test_an_example_without_a_module() -> None:
 
 
 def test_nothing_runs_a_file_without_the_option() -> None:
-    """Beside a file that leaves a mark when it is run, other commands leave none."""
+    """The file makes a mark when it runs. Commands without the option must not make the mark."""
     Path("mark.py").write_text("open('mark', 'w').close()\n")
     for command in (
         ("export", "mark.py"),

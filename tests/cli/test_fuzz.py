@@ -1,4 +1,4 @@
-"""Drawn command lines: each ends with a code of the contract, one sentence where it is refused, and whole files."""
+"""Drawn command lines: each ends with an exit code of the contract, one sentence if refused, and complete files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from posexport.spec.spec import Spec
 from posexport.workflows.sweep import local_jobs, ray
 
 SECONDS = 120
-"""For one line: more is a hang."""
+"""The time limit of one line. A line that takes longer counts as a hang."""
 
 LARGEST = 10**6
-"""Weights of a block that is made here."""
+"""The most weights of a block that is made here."""
 
 RESULTS = (Path(__file__).parents[2] / "docs" / "results" / "angles.json").read_bytes()
 
@@ -46,7 +46,7 @@ pytestmark = [
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with files of all kinds. Engines, other machines and large blocks are replaced by their refusal."""
+    """A folder with files of all kinds. Engines, other machines and large blocks are replaced by refusals."""
     spec = small_spec("rope", hidden_size=8, num_heads=2)
     fill(tmp_path, lambda path: write_onnx(exporter.export(spec, weights_for(spec)), path), RESULTS)
     seeded = weights.seeded
@@ -74,7 +74,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """AssertionError where the block takes longer."""
+    """Raise AssertionError if the block takes longer than `seconds`."""
 
     def ended(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"it takes longer than {seconds} s")
@@ -89,7 +89,7 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 def fault(words: Sequence[str]) -> str | None:
-    """What is wrong with how a command line ends here; None where nothing is."""
+    """Run a command line. Return what is wrong with its end, or None."""
     before = tree(Path.cwd())
     with limited(SECONDS):
         result = cli(*words)
@@ -102,14 +102,14 @@ def fault(words: Sequence[str]) -> str | None:
     lines = result.stderr.splitlines()
     if result.exit_code == 2:
         sentences = [line for line in lines if not line.startswith(("Warning: ", "still running"))]
-        named = sentences if words[0] in ("verify", "report") else sentences[-1:]  # which name each file on its own
+        named = sentences if words[0] in ("verify", "report") else sentences[-1:]  # these have a sentence for each file
         if not named or not all(line.startswith("Error: ") and line.endswith((".", "?")) for line in named):
             return f"no sentence: {result.stderr[:300]!r}"
     return _broken_file(before)
 
 
 def _broken_file(before: dict[str, bytes]) -> str | None:
-    """A new or changed file that is not whole, or has a temporary name."""
+    """A new or changed file that is incomplete or has a temporary name, or None."""
     for name, data in tree(Path.cwd()).items():
         if before.get(name) == data:
             continue
@@ -129,7 +129,7 @@ def _broken_file(before: dict[str, bytes]) -> str | None:
 
 
 def faults(drawn: Iterator[list[str]]) -> list[str]:
-    """The lines with a fault, with it. What a line wrote is removed, and what it removed is made again."""
+    """The lines with a fault, and their faults. After each line, the folder is restored."""
     found, before = [], tree(Path.cwd())
     for words in drawn:
         why = fault(words)
@@ -145,7 +145,7 @@ def faults(drawn: Iterator[list[str]]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_lines_that_are_changed_work(place: Path) -> None:
-    """So that a drawn line comes as far as its own change lets it."""
+    """These lines must work, so that a drawn line fails only because of its own change."""
     for name, words in WORKING.items():
         result = cli(name, *words)
         stopped = "no engine runs in this test" in result.output
@@ -159,7 +159,7 @@ def test_a_few_drawn_lines(place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_many_drawn_lines(place: Path, seed: int) -> None:
-    """Ten times 140 lines; `POSEXPORT_FUZZ_SEED` shifts the seeds to others."""
+    """Ten times 140 lines. `POSEXPORT_FUZZ_SEED` selects other seeds."""
     assert faults(lines(140, seed=seed + 1000 * int(os.environ.get("POSEXPORT_FUZZ_SEED", "0")))) == []
 
 

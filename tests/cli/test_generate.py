@@ -1,4 +1,4 @@
-"""`posexport generate`: what it prints, text and ids, and what it refuses."""
+"""`posexport generate`: its output, text and ids, and its refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = tuple(word for prompt in PROMPTS for word in ("--prompt-ids", ",".join(map
 
 
 def word_tokenizer(path: Path) -> None:
-    """A tokenizer of the words w0, w1, ... w59."""
+    """A tokenizer with the words w0, w1, ... w59."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -29,7 +29,7 @@ def word_tokenizer(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A folder with the file of a model, its configuration and a tokenizer; and transformers' own tokens."""
+    """A folder with the file of a model, its configuration and a tokenizer, and the tokens of transformers."""
     folder = tmp_path_factory.mktemp("model")
     model = small_checkpoint(folder / "checkpoint")
     (folder / "out").mkdir()
@@ -79,7 +79,7 @@ def test_text_in_and_out(made: tuple[Path, list[list[int]]]) -> None:
 
 
 def test_tokens_come_one_by_one(made: tuple[Path, list[list[int]]]) -> None:
-    """The first ones are there while the process still makes others."""
+    """The first tokens are printed while the process still generates others."""
     command = [sys.executable, "-m", "posexport", "generate", "model.onnx", "--prompt-ids", "5,17", "--max-new-tokens"]
     process = subprocess.Popen([*command, "20000"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:

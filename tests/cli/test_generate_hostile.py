@@ -1,4 +1,4 @@
-"""`posexport generate --prompt` with a tokenizer that somebody made to run code, hang, crash or take all memory."""
+"""`posexport generate --prompt` with a hostile tokenizer that tries to run code, hang, crash or exhaust memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROWS = {"type": "Replace", "pattern": {"String": "w"}, "content": "ww" * 32}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder but for a decoder whose next token is always w3."""
+    """A working folder with only a decoder whose next token is always w3."""
     graph = helper.make_graph(
         [
             helper.make_node("Sub", ["input_ids", "input_ids"], ["zeros"]),
@@ -71,7 +71,7 @@ KEPT = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", KEPT)
 def test_a_prompt_is_encoded_as_it_is(case: str, folder: Path) -> None:
-    """What the file says of padding and of a longest text is not done."""
+    """Settings in the file for padding and truncation are not applied."""
     (folder / "tokenizer.json").write_text(json.dumps({**SOUND, **KEPT[case]}))
     result = generate()
     assert result.exit_code == 0, result.output
@@ -110,7 +110,7 @@ COMMAND = [sys.executable, "-P", "-m", "posexport", "generate", "model.onnx", "-
 
 @pytest.mark.slow
 def test_a_text_that_grows_ends_at_the_limit_of_the_shell(folder: Path) -> None:
-    """To fill all memory that is free takes longer, and is tried by the slow sweep."""
+    """The slow sweep tests a text that fills all free memory, which takes longer."""
     (folder / "tokenizer.json").write_text(json.dumps({**SOUND, **REFUSED[GROWN][0]}))
     limited = ["bash", "-c", 'ulimit -d 1048576 && exec "$@"', "bash", *COMMAND]
     done = subprocess.run(limited, capture_output=True, text=True, check=False)
@@ -154,7 +154,7 @@ def test_code_beside_a_model_is_not_run_and_nobody_is_asked(case: str, folder: P
 
 
 def test_a_map_that_only_transformers_can_read_runs_no_code_either(folder: Path) -> None:
-    """JSON with a key twice is none here; the library itself is told to run nothing."""
+    """posexport refuses JSON with a duplicate key. The library itself is told to run no code."""
     pytest.importorskip("transformers")
     text = json.dumps({"tokenizer_class": "Own", "auto_map": MAPS["as today"]})
     (folder / "tokenizer_config.json").write_text(f'{{"x": 1, "x": 2, {text[1:]}')

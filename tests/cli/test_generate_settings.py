@@ -1,5 +1,5 @@
-"""`posexport generate` with a generation_config.json: suppressed and forced tokens, what is not applied,
-and where texts end and angles change."""
+"""`posexport generate` with a generation_config.json: suppressed and forced tokens, settings that are not applied, the
+end of texts, and lengths at which angles change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT, COUNT = (5, 17, 3, 44, 21, 8, 30), 16
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The file of a model, and transformers' own."""
+    """The file of a model, and the model in transformers."""
     folder = tmp_path_factory.mktemp("model")
     model = small_checkpoint(folder / "checkpoint")
     (folder / "out").mkdir()
@@ -38,7 +38,7 @@ def _settings_of_its_own(made: tuple[Path, Any]) -> Any:
 
 
 def asked(path: Path, *options: str, **settings: Any) -> Any:
-    """What is made with these settings beside the file."""
+    """The result of the command with these settings beside the file."""
     path.with_name("generation_config.json").write_text(json.dumps(settings))
     ids = ",".join(map(str, PROMPT))
     return cli("generate", path, "--prompt-ids", ids, "--max-new-tokens", str(COUNT), "--json", *options)
@@ -67,7 +67,7 @@ def test_suppressed_tokens_are_those_of_transformers(made: tuple[Path, Any]) -> 
         {"suppress_tokens": [first, later]},
         {"begin_suppress_tokens": [first]},
         {"bad_words_ids": [[first], [later]]},
-        {"bad_words_ids": [[first], [later]], "eos_token_id": later},  # which ends a text, and is left out of them
+        {"bad_words_ids": [[first], [later]], "eos_token_id": later},  # the token that ends a text is not suppressed
         {"suppress_tokens": [first], "begin_suppress_tokens": [later], "bad_words_ids": [[plain[-1]]]},
     ]
     for settings in cases:
@@ -91,7 +91,7 @@ def test_the_last_token_is_the_forced_one(made: tuple[Path, Any]) -> None:
         {"forced_eos_token_id": first},
         {"forced_eos_token_id": 0},
         {"forced_eos_token_id": [first + 1, first]},
-        {"forced_eos_token_id": first, "eos_token_id": plain[3]},  # a row that ends before has it not
+        {"forced_eos_token_id": first, "eos_token_id": plain[3]},  # a row that ends earlier does not get it
         {"forced_eos_token_id": first, "bad_words_ids": [[first]], "eos_token_id": plain[-1]},
     ]
     for settings in cases:
@@ -164,7 +164,7 @@ def test_tokens_that_end_a_text_are_also_those_of_the_part_for_text(tmp_path: Pa
 
 
 def test_a_model_with_a_part_for_text_is_packaged(made: tuple[Path, Any], tmp_path: Path) -> None:
-    """It was said to have no eos_token_id, which onnxruntime-genai must know even where transformers goes on."""
+    """A bug: posexport found no eos_token_id in it. onnxruntime-genai needs one even if transformers would go on."""
     path = made[0]
     config = path.with_name("config.json")
     before = config.read_bytes()
@@ -181,7 +181,7 @@ def test_a_model_with_a_part_for_text_is_packaged(made: tuple[Path, Any], tmp_pa
 
 @pytest.mark.slow
 def test_angles_that_change_at_a_length(tmp_path: Path) -> None:
-    """transformers computes all keys again there, and a file with caches has those of before."""
+    """At this length transformers computes all keys again, but a file with caches keeps the old keys."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 9, **factors}
     config = transformers.Phi3Config(

@@ -1,4 +1,4 @@
-"""No command writes over a file that it reads: told by the file's identity, whatever names or links lead to it."""
+"""No command overwrites a file that it reads. Files are compared by identity, so names and links do not matter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LINKS: dict[str, Callable[[Path, Path], object]] = {
 
 
 def make_key(folder: Path) -> SigningKey:
-    """A private key k.pem and its public key k.pub."""
+    """Write a private key k.pem and its public key k.pub."""
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
@@ -53,7 +53,8 @@ def make_key(folder: Path) -> SigningKey:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one of each kind of input: a signed artifact with weights beside it, and what commands read."""
+    """A folder with one of each kind of input: a signed artifact with external weights, and other files that commands
+    read."""
     folder = tmp_path_factory.mktemp("inputs")
     spec = case("rope")
     write_onnx(exported(spec), folder / "a.onnx", external_from=0, key=make_key(folder))
@@ -71,7 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def inputs(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the folder with inputs, which is the working folder."""
+    """A copy of the folder with inputs, as the working folder."""
     shutil.copytree(made, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -141,7 +142,7 @@ def test_an_artifact_and_what_lies_beside_it_replace_no_input(name: str, inputs:
 def test_a_project_keeps_its_own_file_and_its_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "posexport.toml").write_text(PROJECT)
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):  # what it makes, it may make anew
+    for _ in range(2):  # a command may overwrite its own outputs
         assert cli("build", "--force").exit_code == 0
     before = tree(tmp_path)
     manifest = next(path for path in tmp_path.rglob("*.onnx.json")).relative_to(tmp_path)
@@ -228,6 +229,6 @@ def test_the_number_of_a_file_that_has_gone_protects_no_other(tmp_path: Path, mo
     gone.write_text("{}")
     with protected_inputs():
         protect(gone)
-        gone.rename(other)  # as if the system had given its number to a new file
+        gone.rename(other)  # as if the system reused the inode for a new file
         write_json(other, {"written": True})
     assert files.read_bytes(other, 100) == b'{\n  "written": true\n}\n'

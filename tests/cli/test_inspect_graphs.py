@@ -1,4 +1,4 @@
-"""`posexport inspect` of files that posexport did not write: what people read, what machines read, what is refused."""
+"""`posexport inspect` with files that posexport did not write: its text, its JSON, and its refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREQUENCIES = 500_000.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inspect without a process of its own, which takes seconds to start."""
+    """Inspect in this process, because a child process takes seconds to start."""
 
     def inspect(graph: Any, roles: Any = None, progress: Any = None, *, attention: bool = True) -> Any:
         return inspection.inspected(graph, roles or {}, attention=attention)
@@ -30,7 +30,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved(folder: Path, model: onnx.ModelProto | None = None, name: str = "graph.onnx") -> Path:
-    """A file with this graph, by default that of a decoder's layer."""
+    """Save this graph, by default that of a decoder layer."""
     whole = attention(rotate=rotation(FREQUENCIES), add=[visible(), padding()], cached=True, key_heads=2)
     path = folder / name
     path.write_bytes((whole if model is None else model).SerializeToString())

@@ -1,4 +1,5 @@
-"""Symbolic links that lead to themselves, wherever a command takes a file or a folder: one sentence, no traceback."""
+"""Symbolic links that lead to themselves, in every place where a command takes a file or a folder: one sentence, no
+traceback."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def test_a_saved_result_takes_the_place_of_such_a_link(here: Path) -> None:
 
 
 def test_where_a_path_leads(here: Path) -> None:
-    """A planted fault: what Python itself does before 3.13."""
+    """The planted fault is the behaviour of Python before 3.13."""
     link = loop(here / "l")
     assert real_path(link) == real_path(here) / "l"
     assert is_there(here / "a.onnx")

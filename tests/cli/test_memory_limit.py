@@ -1,4 +1,4 @@
-"""A limit on memory that the user set: one sentence where it is too small, no crash, no hang, no failed artifact."""
+"""A memory limit that the user set: one sentence if it is too small, and no crash, hang or failed artifact."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ main()
 
 
 def limited(kind: str, size: int, *words: str | Path, which: str = "hard") -> subprocess.CompletedProcess[str]:
-    """A command in a process that has this limit from its beginning."""
+    """Run a command in a process that has this limit from the start."""
     command = [sys.executable, "-P", "-c", LIMITED, kind, str(size * MB), which, *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
@@ -101,7 +101,7 @@ def test_libraries_that_are_loaded_without_end_lack_memory_or_time(monkeypatch: 
 
 
 class Panic(BaseException):
-    """What Rust code raises, as pyo3 calls it in Python."""
+    """Stands in for the exception that pyo3 raises when Rust code panics."""
 
 
 @pytest.mark.parametrize("error", [SystemError("error return without exception set"), Panic("PyObject is null")])
@@ -142,7 +142,7 @@ def test_a_run_that_ends_below_a_limit_says_nothing_about_the_artifact(monkeypat
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO])
 def test_what_the_system_has_no_more_of_says_nothing_of_a_file(number: int) -> None:
-    """No more open files, or no room on the disk."""
+    """The system has no more file descriptors, or no space on the disk."""
     code = processes.explain(OSError(number, os.strerror(number))).code
     assert code in processes.NOTHING_SHOWN
     assert code in NO_REFERENCE

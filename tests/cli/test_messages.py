@@ -1,4 +1,4 @@
-"""What a new user may get wrong, in sentences that name what was given, what is allowed and what to do."""
+"""Errors for mistakes of new users: each names what was given, what is allowed, and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD = {"hidden_states": X, "position_ids": PLACES, "attention_mask": np.ones((2
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that says nothing of posexport."""
+    """A file without posexport's metadata."""
     return foreign(tmp_path_factory.mktemp("graph"), "theirs", one_layer())
 
 

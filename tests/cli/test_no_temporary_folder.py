@@ -1,4 +1,4 @@
-"""No folder for temporary files that can be used: commands that need one say so in one sentence, the others work."""
+"""There is no usable folder for temporary files. Commands that need one say so in one sentence; the others work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nowhere(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process beside an artifact that finds no folder for temporary files."""
+    """Work beside an artifact in a process that finds no folder for temporary files."""
     monkeypatch.chdir(block.parent)
     Path("posexport.toml").write_text('[[artifact]]\nname = "one"\nencoding = "rope"\nhidden-size = 8\nnum-heads = 2\n')
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -70,7 +70,7 @@ def test_from_python_too() -> None:
 
 @pytest.mark.slow
 def test_before_torch_asks_for_one(tmp_path: Path) -> None:
-    """In a new process, in which torch has asked for none before."""
+    """This runs in a new process, because in this one torch may have asked for the folder already."""
     code = (
         "import sys, tempfile\ntempfile._candidate_tempdir_list = lambda: ['/no/such/folder']\n"
         "from posexport.cli import main\nmain()\n"

@@ -1,4 +1,4 @@
-"""Progress of long commands: lines on stderr in a CI, a bar on a terminal, never anything on stdout."""
+"""Progress of long commands: lines on stderr in a CI, a bar on a terminal, and nothing on stdout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posexport.verify import verify
 
 @attrs.define
 class FakeClock:
-    """A clock that moves only when somebody waits; after `end` seconds the work is over."""
+    """A clock that moves only during waits. After `end` seconds the work is over."""
 
     end: float
     now: float = 1000.0
@@ -61,7 +61,7 @@ def test_parts_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_minutes_count_from_the_begin_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of several short pieces of work gets its lines too."""
+    """A command with several short pieces of work must print lines too."""
     starts: list[float] = []
     monkeypatch.setattr(console, "write_lines", lambda current, start, clock, wait: starts.append(start))
     clock = FakeClock(end=1000.0)

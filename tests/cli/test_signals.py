@@ -1,6 +1,6 @@
-"""Commands that get a signal end with 128 + its number, every file is whole or absent, and nothing is left behind.
+"""A command that gets a signal ends with 128 + its number. Every file is complete or absent, and nothing else is left.
 
-SIGKILL is the exception: what it leaves is gone after the next run of the same command.
+SIGKILL is the exception: the next run of the same command removes what it leaves.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ WRITING = {
     "a file is kept": ("posexport.temporary", "Temporary.keep", 2, "before"),
     "everything is done": ("posexport.cli", "remove_since", 1, "before"),
 }
-"""Moments of a command that writes: the function, which of its calls, and when. The first file of a command is the one
-that tries whether its output can be written."""
+"""Moments of a command that writes files: module, function, number of the call, and before or after it. The first file
+of a command only tests whether its output can be written."""
 
 WORKING = {
     "a process starts": ("posexport.processes", "child_environment", 1, "after"),
@@ -49,11 +49,11 @@ WORKING = {
     "the first answer": ("posexport.processes", "Worker.ask", 1, "after"),
     "a process is ended": ("posexport.processes", "Worker._release", 2, "before"),
 }
-"""Moments of a command that has engines at work in child processes."""
+"""Moments of a command with engines in child processes."""
 
 
 class Place:
-    """A folder to work in, and one for temporary files."""
+    """A working folder and a folder for temporary files."""
 
     def __init__(self, folder: Path) -> None:
         self.work, self.temporary = folder / "work", folder / "temporary"
@@ -61,7 +61,7 @@ class Place:
         self.temporary.mkdir()
 
     def run(self, words: Sequence[str | Path], new_group: bool = False) -> subprocess.Popen[bytes]:
-        """Start a process of Python here."""
+        """Start a Python process in the working folder."""
         return subprocess.Popen(
             [sys.executable, "-P", *map(str, words)],
             cwd=self.work,
@@ -73,7 +73,7 @@ class Place:
         )
 
     def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
-        """Its exit code and what it wrote to stderr, once it and all its children have ended."""
+        """Wait until the process and all its children have ended. Return its exit code and its stderr."""
         stderr = process.communicate(timeout=300)[1].decode()
         until = time.monotonic() + 60
         while (living := self.processes()) and time.monotonic() < until:
@@ -82,7 +82,7 @@ class Place:
         return process.returncode, stderr
 
     def processes(self) -> list[psutil.Process]:
-        """Every process, but for zombies, whose temporary files lie here."""
+        """Every process that uses this folder for temporary files, except zombies."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -95,7 +95,7 @@ class Place:
         return found
 
     def left(self) -> list[str]:
-        """Temporary files, and files under temporary names."""
+        """Temporary files and files with temporary names that are left."""
         hidden = [path for path in self.work.rglob("*") if path.name.endswith(".tmp") or "programs-" in path.name]
         return sorted(map(str, [*self.temporary.iterdir(), *hidden]))
 
@@ -108,8 +108,11 @@ def check(
     whole: Mapping[str, bytes] | None,
     allowed: Sequence[int] = (0,),
 ) -> None:
-    """Run a command that gets a signal, then again without one: `whole` are its files, byte for byte (None: whatever
-    they hold), and it may end with `allowed`."""
+    """Run a command that gets a signal, then run it again without one.
+
+    The second run may end with one of the codes in `allowed`. Its files must be `whole`, byte for byte (None: any
+    content).
+    """
     before = tree(place.work)
     module, name, call, when = moment
     code, stderr = place.finish(place.run([SCRIPT, module, name, str(call), str(int(number)), when, "--", *command]))
@@ -147,7 +150,7 @@ def test_a_signal_while_a_file_is_written(moment: str, tmp_path: Path, positions
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [number for number in ENDING_SIGNALS if number not in SIGNALS])
 def test_a_signal_from_outside_is_named(number: signal.Signals, tmp_path: Path) -> None:
-    """Timers too: their signals are no Ctrl-C, whoever sends them."""
+    """The signals of timers count too. They are not reported as Ctrl-C."""
     place, (module, name, call, when) = Place(tmp_path), next(iter(WRITING.values()))
     code, stderr = place.finish(place.run([SCRIPT, module, name, str(call), str(int(number)), when, "--", *POSITIONS]))
     assert code == 128 + number
@@ -218,7 +221,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "package": ("package", "block.onnx", "--triton", "-o", "repository"),
     "sweep": ("sweep", "--job", "verify artifact=block.onnx runtime=ort-cpu", "-o", "s"),
 }
-"""What is tried of each command beside verify and positions. Some of it may exit with 1 or 3: it is not about that."""
+"""The lines of further commands that get signals. Some may exit with 1 or 3, which does not matter here."""
 
 MOMENTS = {
     "a temporary folder": ("posexport.temporary", "folder", 1, "after"),
@@ -237,7 +240,7 @@ MOMENTS = {
 def test_a_signal_while_a_command_works(
     command: str, moment: str, number: signal.Signals, tmp_path: Path, block: Path
 ) -> None:
-    """A command that never comes to the moment ends as if there were no signal."""
+    """A command that never reaches the moment ends normally."""
     place = copied(block, tmp_path)
     (place.work / "here.json").write_bytes(HERE)
     (place.work / "posexport.toml").write_text(PROJECT)
@@ -261,7 +264,8 @@ def test_a_signal_while_a_command_works(
 def test_a_signal_to_the_whole_group_while_workers_of_workers_work(
     number: signal.Signals, tmp_path: Path, block: Path
 ) -> None:
-    """As a terminal sends it, or a CI that ends a job: the matrix's workers have workers of their own."""
+    """A terminal, or a CI that ends a job, sends the signal to the group. The workers of the matrix have workers
+    themselves."""
     place = copied(block, tmp_path)
     process = place.run(["-m", "posexport", *COMMANDS["matrix"]], new_group=True)
     while not list(place.temporary.glob("posexport-*/posexport-*/stderr")):
@@ -372,7 +376,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.slow
 def test_a_signal_that_is_lost_where_an_object_is_freed_is_reported() -> None:
-    """The alarm that would bring it again belongs to somebody else."""
+    """posexport's alarm that would repeat the signal can't be used, because somebody else handles SIGALRM."""
     code = DROPPED.replace("interrupts = ", "signal.signal(signal.SIGALRM, lambda *args: None)\ninterrupts = ")
     command = [sys.executable, "-c", code.format(number=int(signal.SIGINT))]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

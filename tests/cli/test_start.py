@@ -40,7 +40,7 @@ def test_an_interrupt_while_the_command_line_loads_gives_no_traceback(module: st
 
 
 def test_a_planted_fault() -> None:
-    """Without the small module that the command is, the interrupt is a traceback."""
+    """Without the small module that starts the command, the interrupt gives a traceback."""
     assert "Traceback" in _run("click", entry="cli").stderr
 
 

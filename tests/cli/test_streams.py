@@ -1,4 +1,5 @@
-"""Commands whose standard streams are closed, full or read by nobody: one sentence at most, a code of the contract."""
+"""Commands whose standard streams are closed, full or not read: at most one sentence, and an exit code of the
+contract."""
 
 from __future__ import annotations
 
@@ -35,15 +36,15 @@ WRONG = {
     "all closed",
     "nobody reads either",
 }
-"""The ends that are tried with a request that is wrong, too."""
+"""States of the streams that are also tested with a wrong request."""
 
 
 def shell(arguments: str, end: str, folder: Path) -> tuple[int, str]:
-    """The exit code of a command whose streams end so, and what stderr got, or nothing where it is closed."""
+    """The exit code of a command whose streams are in the state `end`, and its stderr (empty if it is closed)."""
     line = f"{sys.executable} -P -m posexport {arguments} {ENDS[end][0]}"
     waits = 'trap "" PIPE; ' if "|" in line else ""
     script = f"{waits}{line}; exit ${{PIPESTATUS[0]}}"
-    # what is longer than a pipe holds, or comes after the reader's end, can't be written
+    # output that exceeds the pipe's buffer, or comes after the reader has ended, can't be written
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, stderr=subprocess.PIPE, text=True, timeout=120, check=False
     )
@@ -52,7 +53,7 @@ def shell(arguments: str, end: str, folder: Path) -> tuple[int, str]:
 
 def check(arguments: str, end: str, folder: Path, code: int) -> None:
     returned, stderr = shell(arguments, end, folder)
-    allowed = {code, 0} if code == 141 else {code}  # 0 where the pipe held everything before its end
+    allowed = {code, 0} if code == 141 else {code}  # 0 if everything fit into the pipe before the reader ended
     assert returned in allowed, (returned, stderr)
     assert "Traceback" not in stderr
     assert "Exception ignored" not in stderr
@@ -84,7 +85,7 @@ def test_every_command_whose_streams_end(command: str, end: str, tmp_path: Path)
 
 
 def test_a_file_does_not_take_the_number_of_a_closed_stdout(tmp_path: Path) -> None:
-    """What an engine prints would otherwise stand in it."""
+    """Otherwise the output of an engine would be written into the file."""
     code = (
         "import os, sys\nfrom posexport.cli import main\nfrom posexport import files\n"
         "fill = files.HashingFile.write\n"

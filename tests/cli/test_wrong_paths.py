@@ -1,4 +1,4 @@
-"""A wrong path is reported before anything heavy is imported: which packages are loaded, in a child process."""
+"""A wrong path is reported before heavy packages are imported. A child process lists the packages that it loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ CODE = (
 
 
 def loaded(*arguments: object, heavy: tuple[str, ...] = HEAVY) -> tuple[int, str, str]:
-    """The exit code of a command, what it wrote to stderr, and its last line: the packages of `heavy` it loaded."""
+    """The exit code of a command, its stderr, and the last line of its stdout: the packages in `heavy` that it
+    loaded."""
     command = [sys.executable, "-c", CODE.format(heavy=list(heavy)), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr, done.stdout.splitlines()[-1]
@@ -75,7 +76,7 @@ def test_a_file_cut_anywhere_in_its_graph_is_no_onnx_file(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("bits", [31, 62, 63, 64])
 def test_a_field_longer_than_any_file_is_no_onnx_file(bits: int, tmp_path: Path) -> None:
-    """A length that no file has is compared, not sought: the system refuses to, or Python."""
+    """An impossible length is compared with the file's size before a seek, which the system or Python would refuse."""
     length, varint = 2**bits - 1, bytearray()
     while length >= 0x80:
         varint.append(length & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""Small results of every kind for the tests of the report page, made by the classes that write the real ones."""
+"""Small results of every kind for the tests of the report page. The classes that write real results make them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shape(scenario: str | None, seq: int, best: float = 0.006) -> Shape:
 
 
 def bench(form: str = "native", shapes: tuple[Shape, ...] = (), **over: Any) -> dict[str, Any]:
-    """A benchmark with the given shapes, or of one prefill of 128."""
+    """A benchmark with the given shapes, or with one prefill of 128."""
     fields = {
         "file": f"rope-{form}.onnx", "sha256": f"{form:0<64}", "encoding": "rope", "form": form, "opset": 23,
         "dtype": "fp32", "spec": {"hidden_size": 64, "layers": 1}, "rounds": 20, "burst": 3, "processes": 5, "seed": 0,
@@ -59,7 +59,7 @@ def bench(form: str = "native", shapes: tuple[Shape, ...] = (), **over: Any) -> 
 
 
 def gate(state: str, change: float | None = 1.12) -> dict[str, Any]:
-    """What `--baseline` adds to a benchmark."""
+    """The data that `--baseline` adds to a benchmark."""
     row = Change(
         runtime="ort-cpu", shape="prefill:128", state=state, reference="lower_bound", before=1.2, now=1.35,
         change=change,
@@ -124,7 +124,7 @@ def everything() -> dict[str, dict[str, Any]]:
 
 
 def write_all(folder: Path, files: dict[str, Any]) -> list[Path]:
-    """The data as JSON files."""
+    """Write the data as JSON files `<name>.json`."""
     paths = [folder / f"{name}.json" for name in files]
     for path, data in zip(paths, files.values(), strict=True):
         path.write_text(json.dumps(data), encoding="utf-8")
@@ -140,7 +140,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Reader(HTMLParser):
-    """The page as a list of elements (tag, attributes) and the text in each; unbalanced tags are an error."""
+    """The page as a list of elements (tag, attributes) and the text in each. Unbalanced tags are an error."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -169,11 +169,11 @@ class Reader(HTMLParser):
             self.texts.append((tuple(self.open), " ".join(data.split())))
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of every element of a tag."""
+        """The attributes of every element with a tag."""
         return [attributes for name, attributes in self.elements if name == tag]
 
     def text(self, *tags: str) -> str:
-        """The text inside elements of these tags, or all of it but styles and scripts."""
+        """The text inside elements with these tags. Without tags, all text except styles and scripts."""
         return " ".join(
             text for path, text in self.texts
             if (set(tags) & set(path) if tags else not {"style", "script"} & set(path))

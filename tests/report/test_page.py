@@ -1,4 +1,5 @@
-"""The report page as a document: whole, self-contained, safe whatever files say, readable by anybody; its Markdown."""
+"""The report page as a document: complete, self-contained, safe for any content of files, and accessible. Also its
+Markdown form."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_sections_stand_only_for_what_is_there(tmp_path: Path) -> None:
 
 
 def leaks(page: str) -> list[str]:
-    """Whatever would make a browser ask for something."""
+    """Everything in a page that would make a browser send a request."""
     read = Reader(page)
     found = [
         f"{tag} {name}={value}"
@@ -84,7 +85,7 @@ def test_a_page_that_asks_for_something_is_caught(page: str, planted: str) -> No
 
 
 def evil(data: Any) -> Any:
-    """The data with every text that isn't of a table replaced by markup and characters that no page can hold."""
+    """The data with every text replaced by markup and invalid characters, except known names."""
     known = {"bench", "tune", "verify", "passed", "failed", "not run", "refused", "timed", "won", "raced", "dropped",
              "slower", "chart", "linear", "log", "parity", "exact", "fastest",
              "unsupported", "ort-cpu", "torch", "lower_bound", "image", *TARGETS}  # fmt: skip
@@ -166,7 +167,7 @@ INKS = {
 
 
 def colours(css: str) -> list[dict[str, str]]:
-    """The named colours, light and dark."""
+    """The named colours: for light mode and for dark mode."""
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", css)
     return [{name: pair[way] for name, *pair in found} for way in (0, 1)]
 

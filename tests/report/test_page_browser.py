@@ -1,7 +1,8 @@
-"""The report page in a real browser: quiet, asking for nothing, fitting every screen, in both colours and on paper.
+"""The report page in a real browser: no console messages, no requests, it fits every screen, in light and dark mode and
+on paper.
 
-Each check has a page with a planted fault that it must catch. `scripts/environment.sh` gets a Chromium; without one,
-nothing here is run.
+Each check has a page with a planted fault that it must catch. `scripts/environment.sh` installs a Chromium. Without
+one, these tests do not run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Visit:
-    """A page as it was opened: what the console said, what was asked for, and the page itself."""
+    """An opened page: messages of the console (`said`), requests (`asked`), and the page itself."""
 
     def __init__(self, browser: Any, folder: Path, text: str, width: int = 1280, **context: Any) -> None:
         path = folder / "page.html"
@@ -64,11 +65,11 @@ class Visit:
         self.context.close()
 
     def ask(self, script: str) -> Any:
-        """What a script says about the page."""
+        """The result of a script on the page."""
         return self.page.evaluate(script)
 
     def faults(self) -> list[str]:
-        """Everything that the page must not do."""
+        """Messages, requests, and an overflow of the page's width. None of them may occur."""
         others = [url for url in self.asked[1:] if not url.startswith("data:")]
         wide = self.ask(OVERFLOW)
         return [*self.said, *others, *([f"{wide} pixels too wide"] if wide > 0 else [])]

@@ -1,4 +1,5 @@
-"""What the report page tells a reader who has a minute: how sure a winner is, what led to a fault, what words mean."""
+"""What the report page tells a reader in a minute: the confidence in a winner, the cause of a fault, the meaning of
+words."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def winner(folder: Path, **files: dict[str, Any]) -> str:
 
 
 def against(low: float, high: float) -> dict[str, Any]:
-    """A benchmark whose ratio to torch eager, of the same rounds, lies in this interval."""
+    """A benchmark whose ratio to torch eager in the same rounds has this interval."""
     data = bench()
     found = next(each for each in data["shapes"][0]["results"] if each["runtime"] == "ort-cpu")
     found["ratios"]["torch"] |= {"low": low, "high": high}
@@ -42,7 +43,7 @@ def test_a_winner_is_sure_by_its_interval_against_each_other(tmp_path: Path) -> 
 
 
 def test_files_with_runs_of_their_own_are_ranked_by_their_ratio_to_torch(tmp_path: Path) -> None:
-    """The second run was three times slower throughout, yet its candidate is the faster one."""
+    """All of the second run was three times slower, but its candidate is the faster one."""
     slow = bench("contrib", (shape("prefill:128", 128, 0.005),))
     for each in slow["shapes"][0]["results"]:
         if each["seconds"]:
@@ -80,7 +81,7 @@ def test_ratios_to_the_peers_of_another_device_are_not_compared(tmp_path: Path) 
     results = data["shapes"][0]["results"]
     (own,) = [each for each in results if each["runtime"] == "ort-cpu"]
     results[-1] = {**own, "runtime": "ort-cuda", "seconds": {key: 2 * value for key, value in own["seconds"].items()}}
-    assert winner(tmp_path, a=data) == "clearly the fastest"  # both have the same ratio, each to its own torch
+    assert winner(tmp_path, a=data) == "clearly the fastest"  # both have the same ratio to the torch of their own run
 
 
 def scaled(seconds: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def test_how_sure_a_tuned_winner_is(tmp_path: Path) -> None:
     text = box(page_of(tmp_path, {"t": tune()}), "fastest").points[0].text
     assert text.startswith("of 3 timed (4 candidates), in a run of tune's own; ")
     few = raced(1.01, 1.16, 1.2)
-    few["candidates"][1]["ratio"]["confidence"] = 0.875  # of four rounds
+    few["candidates"][1]["ratio"]["confidence"] = 0.875  # as with four rounds
     assert winner(tmp_path, t=few) == "too few rounds to rank it against contrib · fp32 · opset 23 (1.16×)"
     halved = raced(1.01, 1.16, 1.2)
     halved["candidates"][2] |= {"reason": "behind", "reason_code": "slower-half"}

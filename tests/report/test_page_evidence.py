@@ -1,4 +1,5 @@
-"""Which artifact a result is about: by its bytes where both say them, else by its name; what is missing or stale."""
+"""The artifact of a result is found by its sha256 if both sides have one, otherwise by its name. Missing and stale
+results."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from posexport.verify.result import Report
 
 
 def known(page: Page) -> dict[str, tuple[str, str]]:
-    """What the table of artifacts says: verified, timed."""
+    """The table of artifacts: (verified, timed) by artifact."""
     (table,) = part(page, "artifacts").blocks
     assert isinstance(table, Table)
     return {row[0].text: (row[1].text, row[2].text) for row in table.rows}
 
 
 def hashed(state: str, sha256: str | None, **over: Any) -> dict[str, Any]:
-    """A verdict on these bytes."""
+    """A verdict on a file with this sha256."""
     data = verdict(state, **over)
     data["verdicts"][0]["sha256"] = sha256
     return data

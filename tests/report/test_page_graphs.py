@@ -119,7 +119,7 @@ def test_what_was_not_recognised_has_its_reason(files: Path, monkeypatch: pytest
 
 
 def test_the_page_joins_files_with_their_verdicts_and_timings(files: Path, tmp_path: Path) -> None:
-    """With commands in processes of their own, as users run them."""
+    """The results come from real commands, as users run them."""
     verdicts = cli("verify", files / "plain.onnx", "--runtime", "ort-cpu", "--json")
     assert verdicts.exit_code == 0, verdicts.output
     (tmp_path / "verify.json").write_text(verdicts.stdout)

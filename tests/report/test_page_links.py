@@ -1,4 +1,4 @@
-"""What the report page makes of results that belong together: sweeps, projects, one block in several files."""
+"""Results that belong together on the report page: sweeps, projects, and one block in several files."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def page_of(folder: Path, files: dict[str, Any]) -> Page:
 
 
 def verdict(state: str, artifact: str = "rope-native.onnx", runtime: str = "ort-cpu") -> dict[str, Any]:
-    """A report of one verdict."""
+    """A report with one verdict."""
     data = everything()["verify"]
     data["verdicts"] = [{**data["verdicts"][0], "artifact": artifact, "runtime": runtime, "state": state}]
     return {**data, "unreadable": []}
 
 
 def sweep(folder: Path, jobs: list[dict[str, Any]], results: dict[str, Any]) -> Path:
-    """The folder of a sweep."""
+    """Write the folder of a sweep."""
     (folder / "results").mkdir()
     write_all(folder, {"sweep": {"kind": "sweep", "version": 1, "jobs": jobs}})
     write_all(folder / "results", results)
@@ -63,7 +63,7 @@ def test_what_the_result_of_a_job_says_is_not_said_twice(tmp_path: Path) -> None
     jobs = [job("a", "failed", True), job("b", "failed", True)]
     page = make_page([sweep(tmp_path, jobs, {"verify-a": verdict("failed"), "verify-b": verdict("passed", "b.onnx")})])
     heads = [each.head for each in box(page, "wrong").points]
-    assert sorted(heads) == ["ort-cpu", "verify b"]  # b failed by something else than its verdicts
+    assert sorted(heads) == ["ort-cpu", "verify b"]  # b failed for a reason other than its verdicts
 
 
 def test_results_that_no_job_names_are_not_read(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_a_sweep_refused_is_told_once(tmp_path: Path) -> None:
     assert (point.label, point.figure, point.text) == ("Refused", "2 results", "it takes no mask (sweep)")
     assert point.head == "rope contrib fp32 mask and rope contrib fp16 mask"
     assert box(page, "not-run").closed_title == "2 refused, each with its reason"
-    write_all(folder, {"matrix": Matrix().to_dict()})  # it has them as cells
+    write_all(folder, {"matrix": Matrix().to_dict()})  # the matrix shows the refused ones as cells
     assert box(make_page([folder]), "not-run").closed == ()
 
 

@@ -1,4 +1,4 @@
-"""Odd plot results: whatever numbers and texts one holds, `posexport report` draws it or says one sentence."""
+"""Odd plot results: for any numbers and texts, `posexport report` draws them or refuses them in one sentence."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def line(*y: float | None) -> list[dict[str, Any]]:
 
 
 def reported(folder: Path, panel: dict[str, Any], *said: str) -> str:
-    """The page of a result with this panel, made without a word on stderr, or "" where it was refused in one sentence
-    that holds `said`."""
+    """The page of a result with this panel, made without output on stderr. Or "" if the result was refused in one
+    sentence that contains `said`."""
     file, page = folder / "r.json", folder / "r.html"
     file.write_text(json.dumps({"file": "f.png", "rows": [[panel]]}))
     page.unlink(missing_ok=True)

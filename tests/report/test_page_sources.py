@@ -1,4 +1,5 @@
-"""What a report reads: every kind of result by its own signs, folders, and one sentence for whatever can't be used."""
+"""The sources of a report: every kind of result is recognised by its content, folders are read, and an unusable source
+is one sentence."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
 
 
 def damaged(kind: str, path: str, value: Any) -> dict[str, Any]:
-    """A result with one place changed, `path` being keys and indices with dots between."""
+    """A result with one changed place. `path` consists of keys and indices separated by dots."""
     data: Any = copy.deepcopy(everything()[kind])
     *way, last = (int(part) if part.isdecimal() else part for part in path.split("."))
     place = data
@@ -112,7 +113,7 @@ TOO_MUCH: list[tuple[str, str, str]] = [
     ("verify", "verdicts", "rows"),
     ("verify", "unreadable", "rows"),
 ]
-"""A kind, a list of it that grows, and what there is then too much of."""
+"""A kind of result, the path of a list that becomes too long, and the word for its items in the error."""
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,8 @@ def test_a_small_file_of_many_lines_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_wide_table_of_few_verdicts_is_refused(tmp_path: Path) -> None:
-    """A row for each artifact, a column for each runtime: 1,001 verdicts are a million cells."""
+    """The table has a row for each artifact and a column for each runtime, so 1,001 verdicts can make a million
+    cells."""
     verdict = everything()["verify"]["verdicts"][0]
     many = [{**verdict, "artifact": f"{at}.onnx", "runtime": f"engine {at}"} for at in range(1001)]
     (file,) = write_all(tmp_path, {"verify": damaged("verify", "verdicts", many)})
@@ -149,7 +151,7 @@ def test_a_wide_table_of_few_verdicts_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_thousands_of_artifacts_are_found_by_name_and_hash() -> None:
-    """As many as a page shows; comparing each with each other would take hours."""
+    """These are as many artifacts as a page may show. Comparing all pairs would take hours."""
     about: dict[str, Any] = {"source": "verify.json", "runtime": "ort-cpu", "state": "passed"}
     hashed = [Mention(file=f"{at}.onnx", sha256=f"{at:064x}", **about) for at in range(40_000)]
     twins = [Mention(file="twin.onnx", sha256=f"f{at:063x}", **about) for at in range(9_000)]

@@ -1,4 +1,5 @@
-"""`posexport plot`: what is drawn, held against the papers' formulas, with a fault planted for each; and pictures."""
+"""`posexport plot`: the drawn numbers are compared with the papers' formulas, with a planted fault for each. Also
+pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def drawn(what: str | None, encoding: str, seq: int | None = None, **over: Any) 
 
 
 def close(found: Any, wanted: Any) -> None:
-    """The same numbers, NaN where NaN."""
+    """Check that numbers are close, with NaN in the same places."""
     np.testing.assert_allclose(np.array(found), np.array(wanted), rtol=1e-5, atol=1e-5)
 
 
@@ -46,14 +47,14 @@ def table_is_vaswanis() -> None:
 
 
 def table_is_a_rotation() -> None:
-    """Ones as complex numbers, turned: Su et al. 2021, eq. 34."""
+    """Vectors of ones, rotated as complex numbers: Su et al. 2021, eq. 34."""
     (image,) = drawn("table", "rope", seq=40)
     turned = (1 + 1j) * np.exp(1j * np.arange(40)[:, None] * np.array(progression(8, 10_000.0)))
     close(image.rows, np.stack([turned.real, turned.imag], -1).reshape(40, 8))
 
 
 def bias_is_presses() -> None:
-    """-m |i - j|, m = 2^(-8h/n), on the keys that are seen."""
+    """-m |i - j|, m = 2^(-8h/n), on visible keys."""
     images = drawn("bias", "alibi", seq=20, causal=True, window=7)
     places, seen = np.arange(20), visible(20, causal=True, window=7)
     for head, image in enumerate(images, 1):
@@ -73,7 +74,7 @@ def mask_is_what_is_seen() -> None:
 
 
 def decay_is_a_sum_of_cosines() -> None:
-    """Of ones, q.k = 2 sum cos(d w_i), at the scale 1/sqrt(head_dim); a window ends it."""
+    """For vectors of ones, q.k = 2 sum cos(d w_i), times 1/sqrt(head_dim), up to the window."""
     (chart,) = drawn("decay", "rope", seq=50, causal=True, window=30)
     (line,) = chart.lines
     distance = np.array(line.x)
@@ -83,7 +84,7 @@ def decay_is_a_sum_of_cosines() -> None:
 
 
 def gain_is_llamas() -> None:
-    """1 + s log(1 + floor((p + 1) / f)) on the query, nothing on the key."""
+    """1 + s log(1 + floor((p + 1) / f)) on the query, 1 on the key."""
     (chart,) = drawn("gain", "temperature", floor_scale=100, attn_scale=0.5)
     query, key = chart.lines
     close(query.y, 1 + 0.5 * np.log1p((np.array(query.x) + 1) // 100))
@@ -100,7 +101,7 @@ def wavelengths_are_interpolated() -> None:
 
 
 def yarn_keeps_fast_pairs_and_slows_slow_ones() -> None:
-    """Peng et al. 2023, eq. 23: by the turns that a pair makes within the trained length."""
+    """Peng et al. 2023, eq. 23: it depends on the number of rotations of a pair within the trained length."""
     given = {"scaling": "yarn", "factor": 8, "original_max_position_embeddings": 4096, "truncate": False}
     (chart,) = drawn("wavelength", "rope", hidden_size=256, **given)
     before, after = (np.array(line.y) for line in chart.lines)
@@ -114,7 +115,7 @@ def yarn_keeps_fast_pairs_and_slows_slow_ones() -> None:
 
 
 def faster(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, its numbers off by a hundredth."""
+    """The same function with results off by a hundredth."""
 
     def spoilt(*args: Any) -> Any:
         made = original(*args)
@@ -147,7 +148,7 @@ FAULTS: dict[Callable[[], None], tuple[str, Callable[[Any], Any]]] = {
     wavelengths_are_interpolated: ("posexport.models.scaling.inverse_frequencies", faster),
     yarn_keeps_fast_pairs_and_slows_slow_ones: ("posexport.models.scaling.SCALINGS", all_linear),
 }
-"""Every check, and the function of the encodings that is spoilt to see it fail."""
+"""For every check, the function of the encodings that is spoilt to make it fail."""
 
 
 @pytest.mark.parametrize("check", FAULTS, ids=lambda check: check.__name__)
@@ -186,7 +187,7 @@ def test_heads_that_are_drawn_reach_from_the_first_to_the_last() -> None:
 
 
 def test_a_grid_is_asked_from_its_middle() -> None:
-    """Along x the column changes, along y the row: with frequencies of their own, they differ."""
+    """The column changes along x and the row along y. Their frequencies differ, so the curves differ."""
     (chart,) = drawn("decay", "rope2d", seq=9, theta_y=3.0)
     along_x, along_y = chart.lines
     assert along_x.x == along_y.x == tuple(range(4, -5, -1))
@@ -236,7 +237,7 @@ def test_an_svg_is_drawn_without_dates(tmp_path: Path) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("value", ["", "abc", "9" * 20, "0"])
 def test_no_variable_changes_an_svg(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """matplotlib reads the variable for a date: a text is none, and a number may be too large."""
+    """matplotlib reads the variable as a date. It may be text, or a number that is too large."""
     rows = [drawn("decay", "rope", seq=8)]
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     usual = draw(rows, ".svg")
@@ -281,7 +282,7 @@ def test_a_matrix_says_what_keeps_it_from_drawing_before_it_measures(tmp_path: P
 
 
 def test_one_module_imports_matplotlib() -> None:
-    """It says in a sentence why matplotlib can't start; elsewhere that would be a traceback."""
+    """This module explains in a sentence why matplotlib can't start. In another module that would be a traceback."""
     folder = Path(posexport.__file__).parent
     importers = {
         path.relative_to(folder).as_posix()

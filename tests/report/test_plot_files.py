@@ -1,4 +1,4 @@
-"""`posexport plot FILE.onnx`: what was recognised in a file is drawn as the same encoding by its name."""
+"""`posexport plot FILE.onnx`: an encoding recognised in a file is drawn like the encoding of that name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from posexport.spec.spec import Spec
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recognition without a process of its own."""
+    """Recognise files in this process instead of a child process."""
     monkeypatch.setattr(file_rows, "inspect_graph", lambda graph, roles, progress: inspected(graph, roles))
 
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """A file in which inspection finds these attentions."""
+    """A function that makes a file in which inspection finds the given attentions."""
 
     def made(*attentions: dict[str, Any], reason: Reason | None = None) -> Path:
         inspection = Inspection(roles={}, attentions=attentions, reason=reason)
@@ -42,7 +42,7 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path
 
 
 def attention(name: str = "one", **changes: Any) -> dict[str, Any]:
-    """A record of inspect, with what a plot reads of it."""
+    """A record of inspect with the fields that a plot reads."""
     data = {"num_heads": 4, "head_dim": 16, "scale": 0.25, "prefix_tokens": 0, "reason": None}
     data |= {"mask": {"kind": "causal", "window": None, "chunk": None, "padding": []}}
     data |= {"name": name, "encoding": {"name": "none"}, "bias": None, "input_encoding": None}
@@ -113,7 +113,7 @@ def test_each_encoding_is_drawn_once(found: Callable[..., Path]) -> None:
     assert [text for _, text in rows(path)] == [
         "half theta=10000 in any.onnx",
         "half theta=1000000 linear factor=8 in any.onnx",
-        "half theta=10000 in any.onnx",  # with two tokens that don't turn
+        "half theta=10000 in any.onnx",  # with two tokens that are not rotated
         "in any.onnx",
     ]
 
@@ -183,12 +183,12 @@ def test_a_file_stands_beside_encodings_by_name(found: Callable[..., Path], tmp_
     path = found(attention(encoding=ROPE))
     result = cli("plot", path, "alibi:causal=true", "--what", "decay", "-o", tmp_path / "p.svg", "--json")
     assert result.exit_code == 0, result.output
-    (panels,) = json.loads(result.stdout)["rows"]  # of one kind, all in a row
+    (panels,) = json.loads(result.stdout)["rows"]  # panels of one kind share a row
     assert [panel["title"] for panel in panels] == ["rope", "alibi"]
 
 
 def test_rows_are_specs_that_a_plot_by_name_would_have(found: Callable[..., Path]) -> None:
-    """A fault in one field of a record is a fault in the row."""
+    """A change in one field of a record changes the row."""
     ((spec, _),) = rows(found(attention(encoding=ROPE)))
     ((other, _),) = rows(found(attention(encoding={**ROPE, "theta": 500.0})))
     assert other == attrs.evolve(spec, encoding=attrs.evolve(spec.encoding, theta=500.0))

@@ -1,4 +1,4 @@
-"""Reports as machines read them: keys that stay, XML that parses whatever an engine says, Markdown of a line a row."""
+"""Reports for machines: stable keys, XML that parses for any text of an engine, and Markdown with one line per row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXTS = st.text(st.characters(), max_size=30) | st.just(NASTY)  # surrogates and
 
 
 def nasty(text: str) -> Report:
-    """A report with the text wherever an engine or a file's name puts it."""
+    """A report with the text in every place that an engine's text or a file's name can reach."""
     made = [attrs.evolve(each, artifact=text, reason=text, where=text, notes=(text,)) for each in (PASS, FAIL, SKIP)]
     return Report(verdicts=tuple(made), unreadable=(Unreadable(text, text),), seed=0)
 
@@ -163,7 +163,7 @@ def test_one_file_does_not_hold_two_reports(tmp_path: Path) -> None:
         ((PASS, SKIP), (), (), 0),
         ((PASS, SKIP), (), ("torch",), 0),
         ((PASS, SKIP), (), ("tensorrt",), 3),
-        ((PASS,), (), ("ort-cuda",), 3),  # no verdict of it at all
+        ((PASS,), (), ("ort-cuda",), 3),  # there is no verdict of this runtime
         ((SKIP,), (), (), 3),
         ((), (), (), 3),
         ((PASS, FAIL), (), (), 1),

@@ -1,4 +1,4 @@
-"""`posexport report` as its users call it, and what its boxes say of small results."""
+"""`posexport report` as users call it, and its boxes for small results."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_one_slow_bar_does_not_flatten_the_others() -> None:
         return draw_bars("bars", [Bars(name="", bars=made, bound=bound)])
 
     def widths(drawing: str) -> list[float]:
-        """The widths of the bars as parts of the drawing's."""
+        """The widths of the bars as fractions of the drawing's width."""
         (whole,) = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ', drawing))
         corners = re.findall(r'<g class="bar ours"><path d="M 0 [\d.]+ +L ([\d.]+) ', drawing)
         return [round(float(corner) / whole, 3) for corner in corners]

@@ -108,7 +108,7 @@ WIDTH = 96
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A graph with three products and a bias inside a body. Two of the products use the same large weight."""
+    """A graph with three products. The first and the last use the same large weight."""
     rng = np.random.default_rng(0)
     large = {name: rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) for name in ("first", "second")}
     nodes = [

@@ -16,7 +16,7 @@ ROWS, WIDTH = 512, 8
 
 
 def looked_up() -> list[onnx.NodeProto]:
-    """As torch exports table[position_ids]."""
+    """The nodes of table[position_ids] as torch exports them."""
     return [
         helper.make_node("Unsqueeze", ["position_ids", "last"], ["index"]),
         helper.make_node("GatherND", ["table", "index"], ["rows"]),
@@ -25,7 +25,7 @@ def looked_up() -> list[onnx.NodeProto]:
 
 
 def cut() -> list[onnx.NodeProto]:
-    """As torch exports table[: x.shape[1]]."""
+    """The nodes of table[: x.shape[1]] as torch exports them."""
     return [
         helper.make_node("Shape", ["x"], ["length"], start=1, end=2),
         helper.make_node("Slice", ["table", "zero", "length", "zero"], ["rows"]),

@@ -95,7 +95,7 @@ def _wrong_in_an_empty_buffer(model: onnx.ModelProto) -> None:
 
 
 def _read_for_all_where_rows_begin_alike(model: onnx.ModelProto) -> None:
-    """In prompts of several rows that all begin at the same position, every row reads the positions of row 0."""
+    """In batches whose rows all begin at the same position, every row reads the positions of row 0."""
 
     def change(nodes: Nodes, value: str) -> str:
         row = nodes.op("Gather", value, nodes.const([0]), axis=0)

@@ -109,7 +109,7 @@ def test_the_oldest_keys_of_a_window_have_large_values(cache: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_keys_that_grow_are_cached_as_far_as_others(dtype: str) -> None:
-    """In half precision, positions stay where the keys are not yet large."""
+    """In half precision, long caches stay at positions where the keys are not yet large."""
     cases = _made(small_spec("xpos", dtype=dtype, **DECODER))
     assert 2200 <= max(each.keys for each in cases) < 2400
     assert max(each.farthest for each in cases) == 3071

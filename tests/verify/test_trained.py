@@ -75,7 +75,7 @@ def test_sizes_are_those_of_the_configuration(config: dict[str, Any], sizes: Tra
 
 
 def test_rows_are_decoded_up_to_where_angles_change() -> None:
-    """A short row that grows keeps the angles of a short row in transformers' cache. A pass over a long row does not
+    """In transformers' cache, keys of a short row keep its angles when the row grows. A pass over a long row does not
     show this."""
     assert [Trained(length=90, other_angles=40).decodes, Trained(length=90).decodes, Trained().decodes] == [
         40,

@@ -123,8 +123,8 @@ VerdictOf = Callable[[str, str], Verdict]
 
 @pytest.fixture(scope="module")
 def verdict_of(tmp_path_factory: pytest.TempPathFactory) -> VerdictOf:
-    """A function that returns the verdict on a planted file on a runtime. Files that a run needs are verified
-    together."""
+    """A function that returns the verdict on a planted file on a runtime. All files of the usual run are verified
+    together, and so are the others."""
     planted = {name: (fault.block, fault.form, fault.mutate, fault.dtype) for name, fault in FAULTS.items()}
     planted |= {name: (block, form, to.inner_names, "fp32") for name, (block, form) in SAME_NAMES.items()}
 

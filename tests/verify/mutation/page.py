@@ -34,7 +34,7 @@ def counts(mutants: Iterable[Mutant]) -> Data:
 
 
 def share(row: Mapping[str, Any]) -> float:
-    """The share of faults that were caught; 1 where there are none."""
+    """The share of faults that were caught. 1 if there are no faults."""
     return float(row["caught"] / row["faults"]) if row["faults"] else 1.0
 
 

@@ -123,7 +123,7 @@ def _long_padding(artifact: Artifact, random: Random) -> Fault | None:
 
 @family("plain", "rows that are far behind read elsewhere")
 def _far_behind(artifact: Artifact, random: Random) -> Fault | None:
-    """Rows of a shared buffer whose index lies far below the largest one, as of requests that came later."""
+    """Rows of a shared buffer whose index is far below the largest one, as with requests that came later."""
     if artifact.spec.kv_cache != "shared":
         return None
     least = log_uniform(random, 30, 300)

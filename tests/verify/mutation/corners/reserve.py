@@ -25,8 +25,8 @@ from mutation.surgery import Change, Logits, Nodes, insert, sites
 
 
 def scaled_by_largest(axes: list[int]) -> Change:
-    """Values are divided by the largest along `axes` and multiplied by it again, as in a quantised cache. Zeros give
-    0 / 0 = NaN."""
+    """Values are divided by the largest magnitude along `axes` and multiplied by it again, as in a quantised cache.
+    Zeros give 0 / 0 = NaN."""
 
     def change(nodes: Nodes, value: str) -> str:
         scale = nodes.op("ReduceMax", nodes.op("Abs", value), nodes.const(axes), keepdims=1)

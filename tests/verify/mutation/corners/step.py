@@ -31,7 +31,7 @@ def _rows(random: Random) -> Range:
 
 
 def _past(random: Random, most: int) -> Range:
-    """A band of cached tokens from 1 on. Its end is up to five times its beginning, or at least 31 more."""
+    """A band of cached tokens. Its end is 1.9 to 5 times its beginning, and at least 31 more."""
     return draw_band(random, 1, most, most=5.0, width=31)
 
 

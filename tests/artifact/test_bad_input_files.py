@@ -33,7 +33,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(path: Path, *said: str) -> None:
-    """Check that the command line and the library refuse a file, also when its weights are read."""
+    """Check that the library refuses to read a file with its weights, and that `inspect` refuses the file."""
 
     def read() -> None:
         read_onnx(path).weights()

@@ -110,7 +110,7 @@ COMMAND = [sys.executable, "-P", "-m", "posexport", "generate", "model.onnx", "-
 
 @pytest.mark.slow
 def test_a_text_that_grows_ends_at_the_limit_of_the_shell(folder: Path) -> None:
-    """The slow sweep tests a text that fills all free memory, which takes longer."""
+    """The limit makes the text end early. Without a limit it would fill all free memory, which takes longer."""
     (folder / "tokenizer.json").write_text(json.dumps({**SOUND, **REFUSED[GROWN][0]}))
     limited = ["bash", "-c", 'ulimit -d 1048576 && exec "$@"', "bash", *COMMAND]
     done = subprocess.run(limited, capture_output=True, text=True, check=False)

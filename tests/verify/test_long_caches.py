@@ -73,7 +73,7 @@ def off(condition: Condition) -> Mutate:
 
 
 def hidden_from(key: int, rows: int) -> Mutate:
-    """In steps of one token with at least `rows` rows, keys from number `key` on are hidden."""
+    """In steps of one token with at least `rows` rows, keys from number `key` on are hidden, except the token's own."""
 
     def chosen(at: Any) -> str:
         nodes = at.nodes

@@ -5,7 +5,7 @@ A site whose replacement is not the same function stays as it was. No decision i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from posexport.graphs.attention.candidates import may_hold_attention, unread
 from posexport.graphs.attention.recognise import narrower
 from posexport.graphs.axes import PAST, SLOTS
 from posexport.graphs.cases import cases_of, without_keys
+from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.expand import Expanded, domain_of, expand
 from posexport.graphs.function_bodies import DOMAIN, Functions, names_in
 from posexport.graphs.load import live
@@ -97,73 +98,127 @@ def rewrite_model(
     kept = kept_domain(form)
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
     view = view_of(converted(model, form, target, opset, shared), roles, seed, kept=kept)
-    before = view.model
     shared = shared and not _has_buffers(view)
-    reasons: dict[str, Reason] = {}
-    chosen: list[Attention] = []
-    for one in view.attentions:
-        if isinstance(one, UnknownAttention):
-            reasons[one.name] = one.reason
-        elif only and one.name not in only:
-            reasons[one.name] = Reason(NOT_CHOSEN, "--only names others")
-        elif not (called or shared) and is_in_form(view, one, form, target):
-            reasons[one.name] = Reason(ALREADY, f"it is in the form {form} already")
-        else:
-            chosen.append(one)
-    buffers = grown_caches(view.roles) if shared else []
-    unusable = _unusable_cache(view, buffers) if shared else None
-    if unusable is not None:
-        reasons |= dict.fromkeys((one.name for one in chosen), unusable)
-        chosen = []
-    inputs = {value.name: value for value in before.graph.inputs}
-    appends = {joint.name for name in buffers if (joint := joint_of(inputs[name])) is not None}
-    cases = cases_of(view.roles, seed, own=without_keys(view.roles)) if chosen else []
-    evidence: dict[str, Evidence] = {}
-    after = before
-    while chosen:
-        after, refused = _written(view, before, chosen, form, target, shared)
-        if refused:
-            told = {name: _refusal(error) for name, error in refused.items()}
-            reasons = told | reasons  # the reasons of what was tried first count
-            chosen = _narrowed(view, chosen, refused, keep=False)
-            continue
-        others = [one for one in view.expanded if one.nodes.isdisjoint(appends)]
-        stay = {one.name for one in others if _stays(after, one, chosen, form)}
-        if stay:  # these operators stay operators
-            base = converted(model, form, target, opset, shared)
-            live(base, kept)
-            expand(base, view.operator_shapes, {one.name for one in view.expanded} - stay)
-            after, _ = _written(view, base, chosen, form, target, shared)
-        evidence |= evidence_of(before, after, chosen, cases, buffers=buffers, shapes_on=view.shapes_on)
-        wrong = {one.name for one in chosen if not evidence[one.name].agrees}
-        if not wrong:
-            break
-        if any(one.name in wrong and (one.near is not None or one.turns) for one in chosen):
-            # what comes before the products was not what it seemed, but the products may be replaced
-            chosen = _narrowed(view, chosen, wrong, keep=True)
-            continue
-        reasons |= {name: _disagreement(evidence[name]) for name in wrong}
-        chosen = _without(chosen, wrong)
-    done = {one.name for one in chosen}
-    sites = tuple(
-        SiteResult(
-            attention=one,
-            state=REWRITTEN if one.name in done else KEPT,
-            reason=None if one.name in done else reasons.get(one.name),
-            evidence=evidence.get(one.name),
-        )
-        for one in view.attentions
-    )
-    sites += tuple(_functions(before, len(sites))) if kept else ()
+    job = _Job(view=view, form=form, target=target, buffers=_growing_caches(view) if shared else ())
+    job.choose(only, even_in_form=called or shared)
+    cases = cases_of(view.roles, seed, own=without_keys(view.roles)) if job.chosen else []
+    after = job.write(cases, lambda: live(converted(model, form, target, opset, shared), kept))
+    sites = (*job.sites(), *(_functions(view.model, len(view.attentions)) if kept else ()))
+    changed = bool(job.chosen)
     return Rewritten(
-        model=after if done else model,
+        model=after if changed else model,
         original=model,
         form=form,
         target=target,
         roles=view.roles,
         sites=tuple(attrs.evolve(site, view=view) for site in sites),
-        changed=bool(done),
+        changed=changed,
     )
+
+
+@attrs.define(kw_only=True)
+class _Job:
+    """Writes attention of a view in a form: what is `chosen` now, and what became of the rest.
+
+    `buffers` are the names of the caches that become buffers: all caches, or none.
+    """
+
+    view: View
+    form: str
+    target: str
+    buffers: Sequence[str]
+    chosen: list[Attention] = attrs.field(factory=list)
+    reasons: dict[str, Reason] = attrs.field(factory=dict)
+    evidence: dict[str, Evidence] = attrs.field(factory=dict)
+
+    def choose(self, only: Sequence[str], *, even_in_form: bool) -> None:
+        """Choose the attention to write: with a name in `only` if there are any, and not in the form already."""
+        unusable = _unusable_cache(self.view, self.buffers)
+        for one in self.view.attentions:
+            if isinstance(one, UnknownAttention):
+                self.reasons[one.name] = one.reason
+            elif only and one.name not in only:
+                self.reasons[one.name] = Reason(NOT_CHOSEN, "--only names others")
+            elif not even_in_form and is_in_form(self.view, one, self.form, self.target):
+                self.reasons[one.name] = Reason(ALREADY, f"it is in the form {self.form} already")
+            elif unusable is not None:
+                self.reasons[one.name] = unusable
+            else:
+                self.chosen.append(one)
+
+    def write(self, cases: Sequence[DrawnInputs], unexpanded: Callable[[], ir.Model]) -> ir.Model:
+        """The model with what is chosen in the form. What the form can't express, and what differs, is chosen no more.
+
+        `unexpanded` gives the model with its operators for attention not written out.
+        """
+        view, after = self.view, self.view.model
+        while self.chosen:
+            after, refused = self._written(view.model)
+            if refused:
+                told = {name: _refusal(error) for name, error in refused.items()}
+                self.reasons = told | self.reasons  # the reasons of what was tried first count
+                self.chosen = _narrowed(view, self.chosen, refused, keep=False)
+                continue
+            stay = self._staying(after)
+            if stay:
+                base = unexpanded()
+                expand(base, view.operator_shapes, {one.name for one in view.expanded} - stay)
+                after, _ = self._written(base)
+            self.evidence |= evidence_of(
+                view.model, after, self.chosen, cases, buffers=self.buffers, shapes_on=view.shapes_on
+            )
+            wrong = {one.name for one in self.chosen if not self.evidence[one.name].agrees}
+            if not wrong:
+                break
+            if any(one.name in wrong and (one.near is not None or one.turns) for one in self.chosen):
+                # what comes before the products was not what it seemed, but the products may be replaced
+                self.chosen = _narrowed(view, self.chosen, wrong, keep=True)
+                continue
+            self.reasons |= {name: _disagreement(self.evidence[name]) for name in wrong}
+            self.chosen = [one for one in self.chosen if one.name not in wrong]
+        return after
+
+    def sites(self) -> tuple[SiteResult, ...]:
+        """What became of each attention."""
+        done = {one.name for one in self.chosen}
+        return tuple(
+            SiteResult(
+                attention=one,
+                state=REWRITTEN if one.name in done else KEPT,
+                reason=None if one.name in done else self.reasons.get(one.name),
+                evidence=self.evidence.get(one.name),
+            )
+            for one in self.view.attentions
+        )
+
+    def _written(self, base: ir.Model) -> tuple[ir.Model, dict[str, RequestError]]:
+        """A copy of `base` with what is chosen in the form; and what the form can't express, by name."""
+        copy = base.clone()
+        functions = Functions(copy.opset_imports[""], self.form, self.target, names_in(copy))
+        refused = write_sites(self.view, copy, self.chosen, functions, buffers=self.buffers)
+        if not refused:
+            lower(copy, functions, self.form)
+        return copy, refused
+
+    def _staying(self, after: ir.Model) -> set[str]:
+        """The names of the operators that were written out, but should stay operators.
+
+        They should if one of their outputs is read but no value inside them, and if they are not rotations that the
+        form has no operator for. An operator with a cache inside can't stay if caches become buffers.
+        """
+        met = [*values_read(self.chosen), *(one.output.value for one in self.chosen)]
+        inside = {node.name for value in met if (node := value.producer()) is not None}
+        inputs = {value.name: value for value in self.view.model.graph.inputs}
+        inside |= {joint.name for name in self.buffers if (joint := joint_of(inputs[name])) is not None}
+        made = {value.name: node.name for node in after.graph for value in node.outputs}
+
+        def stays(one: Expanded) -> bool:
+            foreign = self.form == "decomposed" or (self.form != "contrib" and domain_of(one.node) == "com.microsoft")
+            if (foreign and one.node.op_type == "RotaryEmbedding") or not one.nodes.isdisjoint(inside):
+                return False
+            return any(made.get(output) in one.nodes for output in one.outputs)
+
+        return {one.name for one in self.view.expanded if stays(one)}
 
 
 def kept_domain(form: str) -> str | None:
@@ -197,10 +252,6 @@ def _narrowed(view: View, chosen: Sequence[Attention], names: Collection[str], *
     return found
 
 
-def _without(chosen: Sequence[Attention], names: Collection[str]) -> list[Attention]:
-    return [one for one in chosen if one.name not in names]
-
-
 def _functions(model: ir.Model, count: int) -> Iterator[SiteResult]:
     """The attention in calls of posexport's functions; it is in the form `function` already."""
     names = {operator.function for operator in KINDS}
@@ -220,10 +271,16 @@ def _has_buffers(view: View) -> bool:
     return bool(pasts) and all(SLOTS in role.axes for role in pasts)
 
 
-def _unusable_cache(view: View, caches: Sequence[str]) -> Reason | None:
-    """Why these caches can't become buffers; None if they can. RequestError if there are none."""
+def _growing_caches(view: View) -> list[str]:
+    """The names of the caches that grow; RequestError if there are none."""
+    caches = grown_caches(view.roles)
     if not caches:
         raise RequestError("--kv-cache shared makes buffers of caches, and the graph has none that grows: drop it.")
+    return caches
+
+
+def _unusable_cache(view: View, caches: Sequence[str]) -> Reason | None:
+    """Why these caches can't become buffers; None if they can."""
     values = {value.name: value for value in view.model.graph.inputs}
     read = [side.cache for one in view.attentions if isinstance(one, Attention) for side in (one.k, one.v)]
     presents = {cache.name: cache.present for cache in read if cache is not None}
@@ -234,34 +291,6 @@ def _unusable_cache(view: View, caches: Sequence[str]) -> Reason | None:
             text = f"no Concat appends new tokens to {shown(name)} [batch, heads, tokens, size]"
             return Reason("cache-kind", f"{text}, and caches are buffers all together or not at all")
     return None
-
-
-def _written(
-    view: View, base: ir.Model, chosen: Sequence[Attention], form: str, target: str, shared: bool
-) -> tuple[ir.Model, dict[str, RequestError]]:
-    """A copy of `base` with these sites in the form; and the sites that the form can't express, by name."""
-    copy = base.clone()
-    functions = Functions(copy.opset_imports[""], form, target, names_in(copy))
-    refused = write_sites(view, copy, chosen, functions, shared=shared)
-    if not refused:
-        lower(copy, functions, form)
-    return copy, refused
-
-
-def _stays(model: ir.Model, operator: Expanded, chosen: Sequence[Attention], form: str) -> bool:
-    """Whether an operator that was written out should stay an operator.
-
-    It should if one of its outputs is read but no value inside it, and it is not a rotation that the form has no
-    operator for.
-    """
-    foreign = form == "decomposed" or (form != "contrib" and domain_of(operator.node) == "com.microsoft")
-    if foreign and operator.node.op_type == "RotaryEmbedding":
-        return False
-    met = [*values_read(chosen), *(one.output.value for one in chosen)]
-    inside = {value.name for value in met if (node := value.producer()) and node.name in operator.nodes}
-    return not inside and any(
-        value.name in operator.outputs and node.name in operator.nodes for node in model.graph for value in node.outputs
-    )
 
 
 def _refusal(error: RequestError) -> Reason:

@@ -16,7 +16,7 @@ from posexport.graphs.nodes import PREFIX, Nodes
 from posexport.graphs.view import View
 from posexport.rewrite.key_lengths import circular, move_lengths
 from posexport.rewrite.number_types import operands, turned_values
-from posexport.rewrite.shared_cache import append, grown_caches, lengths_of, redirect, shared_cache
+from posexport.rewrite.shared_cache import append, lengths_of, redirect, shared_cache
 from posexport.rewrite.site import Site, SiteWriter
 from posexport.rewrite.writing import Writing
 
@@ -117,9 +117,9 @@ def _attributes_key(attributes: Mapping[str, ir.Attr]) -> object:
 
 
 def write_sites(
-    view: View, model: ir.Model, attentions: Sequence[Attention], functions: Functions, *, shared: bool
+    view: View, model: ir.Model, attentions: Sequence[Attention], functions: Functions, *, buffers: Sequence[str] = ()
 ) -> dict[str, RequestError]:
-    """Write these attentions of `view` in `model`, a copy of its model; `shared` turns all caches into buffers.
+    """Write these attentions of `view` in `model`, a copy of its model; the caches `buffers` become buffers.
 
     Returns the errors of those that the form can't express, by name; the model is then unusable.
     """
@@ -132,7 +132,7 @@ def write_sites(
     dtypes = view.dtypes([*read, *_replaced(attentions), *computed, *products])
     writing = Writing(nodes=nodes, functions=functions, values=values, dtypes=dtypes)
     writer = SiteWriter(writing, view)
-    lengths = lengths_of(model, view.roles, nodes) if shared else None
+    lengths = lengths_of(model, view.roles, nodes) if buffers else None
     sites: list[Site] = []
     refused: dict[str, RequestError] = {}
     for attention in attentions:
@@ -158,7 +158,7 @@ def write_sites(
     replaced = [site.replaced for site in sites]
     caches = {cache.name: cache.present.name or "" for cache in _caches(attentions)}
     if lengths is not None:
-        left = [name for name in grown_caches(view.roles) if name not in caches]  # no site writes into these
+        left = [name for name in buffers if name not in caches]  # no site writes into these
         shapes = view.shapes(value for value in view.model.graph.inputs if value.name in left)
         for name in left:
             _, heads, _, dim = shapes[name]

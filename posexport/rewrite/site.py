@@ -62,9 +62,40 @@ class SiteWriter:
 
     def write(self, attention: Attention, shared: SharedCache | None = None) -> Site:
         """Write the nodes of one attention; raises RequestError if the form can't express it."""
-        nodes, heads, dim = self._nodes, attention.num_heads, attention.head_dim
         sizes = Broadcasts(self._shapes, attention, self._totals, self._pasts)
         rotations = RotationWriter(writing=self._writing, sizes=sizes)
+        q, k, v = self._operands(attention, rotations)
+        scale, q = self._scaled(attention, q)
+        wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in (q.dtype, k.dtype) else ir.DataType.FLOAT
+        biases = BiasWriter(writing=self._writing, sizes=sizes, wide=wide)
+        added, sees = biases.total(attention, q), biases.sees_key(attention, q)
+        (q, of_q), k, v = self._together(attention, sizes, (q, k, v), added)
+        bias = None
+        if added is not None:
+            keys = self._keys(attention, sizes, added, k) if shared is None else None
+            bias = biases.fitted(added, q, of_q, keys)
+            bias = bias if shared is None else self._to_the_end(bias, shared)
+        square = sizes.same(of_q.tokens, sizes.k.tokens) and (attention.square or attention.k.cache is not None)
+        out, *presents = self._attended(attention, (q, k, v, bias), scale, square, shared)
+        out = out if sees is None else self._guarded(out, sees, attention.num_heads, attention.value_dim)
+        out = self._weighted(out, attention)
+        out = from_tokens(self._nodes, out, attention.output.layout, attention.num_heads, attention.value_dim)
+        replaced = {attention.output.value.name or "": out, **self._turned(attention, rotations)}
+        for side, present in zip((attention.k, attention.v), presents, strict=False):
+            assert side.cache is not None
+            replaced[side.cache.present.name or ""] = present
+        return Site(
+            replaced={name: self._in(new, self._dtypes.get(name)) for name, new in replaced.items()},
+            keys=k,
+            sizes=sizes,
+        )
+
+    def _operands(self, attention: Attention, rotations: RotationWriter) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Queries, keys and values [B, S, heads*size], in one dtype that is wide enough for what is added to scores.
+
+        RequestError if the caches, or the operators of the form, don't have this dtype.
+        """
+        dim = attention.head_dim
         q, k, v = (
             self._in(self._side(side, size, rotations), self._dtypes.get(operand.name or ""))
             for side, size, operand in zip(
@@ -83,46 +114,43 @@ class SiteWriter:
         self._check_caches(attention, q, v)
         if self._functions.form != "native" and ir.DataType.DOUBLE in (q.dtype, k.dtype, v.dtype):
             raise RequestError("the graph computes in fp64, and the form computes scores in fp32: choose native.")
-        attribute, factors = split_scale(attention.factors, q)
-        if self._functions.form in _SCALED_IN_DTYPE and not is_exact(attribute, q.dtype or ir.DataType.FLOAT):
-            attribute, factors = 1.0, [*factors, attribute]
+        return q, k, v
+
+    def _scaled(self, attention: Attention, q: ir.Value) -> tuple[float, ir.Value]:
+        """The attribute `scale` of the operator, and the queries times the factors that it leaves out."""
+        scale, factors = split_scale(attention.factors, q)
+        if self._functions.form in _SCALED_IN_DTYPE and not is_exact(scale, q.dtype or ir.DataType.FLOAT):
+            scale, factors = 1.0, [*factors, scale]
         for number in factors:
             q = self._times(q, number)
-        q = self._by_heads(q, attention)
-        wide = ir.DataType.DOUBLE in (q.dtype, k.dtype)
-        dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
-        biases = BiasWriter(writing=self._writing, sizes=sizes, wide=dtype)
-        added, sees = biases.total(attention, q), biases.sees_key(attention, q)
-        (q, of_q), k, v = self._together(attention, sizes, (q, k, v), added)
-        bias = None
-        if added is not None:
-            keys = self._keys(attention, sizes, added, k) if shared is None else None
-            bias = biases.fitted(added, q, of_q, keys)
-            bias = bias if shared is None else self._to_the_end(bias, shared)
-        sinks = self._sinks(attention)
+        return scale, self._by_heads(q, attention)
+
+    def _attended(
+        self,
+        attention: Attention,
+        operands: tuple[ir.Value, ir.Value, ir.Value, ir.Value | None],
+        scale: float,
+        square: bool,
+        shared: SharedCache | None,
+    ) -> list[ir.Value]:
+        """The result [B, S, heads*size] of the operator for queries, keys, values and bias; then the caches it returns.
+
+        `square`: whether there are as many new keys as queries.
+        """
+        (q, k, v, bias), sinks = operands, self._sinks(attention)
         if sinks is not None and self._functions.form in ("native", "contrib"):
             sinks = self._in(sinks, q.dtype)
-        attributes = {
-            "num_heads": heads,
-            "num_kv_heads": attention.num_kv_heads,
-            "scale": attribute,
-            "causal": False,
-            "window": 0,
-            "chunk": 0,
-            "softcap": attention.softcap,
-        }
-        square = sizes.same(of_q.tokens, sizes.k.tokens) and (attention.square or attention.k.cache is not None)
-        lengths = ("batch", "seq" if square else "keys")
-        value_dim, kv_heads = attention.value_dim, attention.num_kv_heads
+        heads, kv_heads = attention.num_heads, attention.num_kv_heads
+        dim, value_dim = attention.head_dim, attention.value_dim
         if self._needs_one_size(attention):
             size = max(dim, value_dim)
             q, k = self._padded(q, heads, dim, size), self._padded(k, kv_heads, dim, size)
             v, dim, value_dim = self._padded(v, kv_heads, value_dim, size), size, size
-        width, value_width = kv_heads * dim, kv_heads * value_dim
-        shaped: list[Shaped] = [
+        lengths = ("batch", "seq" if square else "keys")
+        inputs: list[Shaped] = [
             (q, ("batch", "seq", heads * dim)),
-            (k, (*lengths, width)),
-            (v, (*lengths, value_width)),
+            (k, (*lengths, kv_heads * dim)),
+            (v, (*lengths, kv_heads * value_dim)),
             (bias, ("bias_batch", "bias_heads", "seq", "total")),
             (None, ()),
             (sinks, (heads,)),
@@ -130,34 +158,33 @@ class SiteWriter:
         operator: Any = attend
         if attention.k.cache is not None and attention.v.cache is not None:
             operator = attend_cached if shared is None else attend_shared
-            past = [self._writing.read(one.cache.past) for one in (attention.k, attention.v) if one.cache is not None]
-            dims: list[tuple[int | str, ...]] = [
-                ("batch", attention.num_kv_heads, "past", size) for size in (dim, attention.value_dim)
-            ]
-            extra: list[Shaped] = [*zip(past, dims, strict=True)]
-            extra += [] if shared is None else [(shared.write_indices, ("batch",))]
-            shaped[3:3] = extra
-        results = self._writing.call(operator, shaped, attributes)
-        out = self._cut(results[0], heads, value_dim, attention.value_dim)
-        out = out if sees is None else self._guarded(out, sees, heads, attention.value_dim)
-        out = self._weighted(out, attention)
-        out = from_tokens(nodes, out, attention.output.layout, heads, attention.value_dim)
-        replaced = {attention.output.value.name or "": out}
+            pasts = [self._writing.read(one.cache.past) for one in (attention.k, attention.v) if one.cache is not None]
+            dims: list[tuple[int | str, ...]] = [("batch", kv_heads, "past", size) for size in (dim, value_dim)]
+            inputs[3:3] = zip(pasts, dims, strict=True)
+            inputs[5:5] = [] if shared is None else [(shared.write_indices, ("batch",))]
+        attributes = {
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "scale": scale,
+            "causal": False,
+            "window": 0,
+            "chunk": 0,
+            "softcap": attention.softcap,
+        }
+        out, *presents = self._writing.call(operator, inputs, attributes)
+        return [self._cut(out, heads, value_dim, attention.value_dim), *presents]
+
+    def _turned(self, attention: Attention, rotations: RotationWriter) -> dict[str, ir.Value]:
+        """The rotated values of `attention.turns`, by the names of those that they replace."""
+        replaced = dict[str, ir.Value]()
         for turn in attention.turns:
             rotary = turn.rotary
-            tokens = to_tokens(nodes, self._writing.read(rotary.source), rotary.layout, turn.heads, turn.dim)
+            tokens = to_tokens(self._nodes, self._writing.read(rotary.source), rotary.layout, turn.heads, turn.dim)
             tokens = self._in(tokens, widest(self._view.flow, rotary, self._dtypes))
-            extent = sizes.of_rotated(rotary, turn.heads)
+            extent = rotations.sizes.of_rotated(rotary, turn.heads)
             turned, _ = rotations.rotated(rotary, tokens, extent, turn.heads, turn.dim)
-            replaced[rotary.target.name or ""] = from_tokens(nodes, turned, turn.layout, turn.heads, turn.dim)
-        for side, present in zip((attention.k, attention.v), results[1:], strict=False):
-            assert side.cache is not None
-            replaced[side.cache.present.name or ""] = present
-        return Site(
-            replaced={name: self._in(new, self._dtypes.get(name)) for name, new in replaced.items()},
-            keys=k,
-            sizes=sizes,
-        )
+            replaced[rotary.target.name or ""] = from_tokens(self._nodes, turned, turn.layout, turn.heads, turn.dim)
+        return replaced
 
     def _sinks(self, attention: Attention) -> ir.Value | None:
         """The sinks [N] of an attention; None without sinks."""

@@ -1,4 +1,4 @@
-"""Attention with nodes in it that do nothing on short rows of usual numbers. Nothing here imports posexport."""
+"""Attention graphs with nodes that have no effect on short rows of usual numbers, without an import of posexport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from small_graphs import Graph
 
 HEADS, SIZE, HIDDEN = 4, 8, 32
 FAR = 300
-"""Tokens; what depends on lengths changes from 256 on."""
+"""A number of tokens above 256, from where the nodes that depend on lengths have an effect."""
 
 Hook = Callable[[Graph, str], str]
 
@@ -35,7 +35,7 @@ def long(g: Graph) -> str:
 
 
 def growing(g: Graph) -> str:
-    """max(1, log(n) / log(256)) of n tokens, as Qwen scales queries."""
+    """max(1, log(n) / log(256)) for n tokens, as Qwen scales queries."""
     count = g.op("Cast", g.length("features", 1), to=TensorProto.FLOAT)
     return g.op(
         "Max", g.op("Mul", g.op("Log", count), g.constant(1 / np.log(256), np.float32)), g.constant([1.0], np.float32)
@@ -53,9 +53,12 @@ def model_of(
     split: Callable[[Graph], str] = by_heads,
     encoder: bool = False,
 ) -> onnx.ModelProto:
-    """Attention whose queries, keys and values [B, N, T, D], scores, weights and merged result [B, T, N * D] go through
-    hooks, which may read an input attention_mask [B, T]; `split` gives the shape [B, T, N, D] of what is projected.
-    With `encoder` keys and values are of encoder_hidden_states [B, E, HIDDEN]."""
+    """Attention with a hook at each step.
+
+    The hooks change the queries, keys and values [B, N, T, D], the scores, the weights and the merged result
+    [B, T, N * D]. A hook may read an input attention_mask [B, T]. `split` gives the shape [B, T, N, D] of the
+    projections. With `encoder`, keys and values come from encoder_hidden_states [B, E, HIDDEN].
+    """
     g = Graph()
 
     def heads(name: str, hook: Hook) -> str:

@@ -1,4 +1,4 @@
-"""Decoders whose angles come about in unusual ways. Nothing here imports posexport."""
+"""Decoders that compute their angles in unusual ways. This file does not import posexport."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 def changed(name: str, value: Array, model: onnx.ModelProto | None = None) -> onnx.ModelProto:
-    """A decoder in which an initializer has another value."""
+    """A decoder with another value in one initializer."""
     model = small_graphs.decoder() if model is None else model
     weight = next(one for one in model.graph.initializer if one.name == name)
     weight.CopyFrom(numpy_helper.from_array(value, name))
@@ -26,8 +26,12 @@ def frequencies(theta: float = 10_000.0) -> Array:
 
 
 def edited(*, rows: bool = False, mask: bool = False, negative: bool = False) -> onnx.ModelProto:
-    """A decoder whose rows all have the first one's positions, whose padding isn't turned, or that keeps the negative
-    sine in a value of its own."""
+    """A decoder with one or more changes.
+
+    - `rows`: all rows have the positions of the first row.
+    - `mask`: the sine is 0 at padding.
+    - `negative`: the negative sine is a value of its own.
+    """
     model = small_graphs.decoder()
     graph = model.graph
     nodes = list(graph.node)
@@ -79,7 +83,7 @@ def edited(*, rows: bool = False, mask: bool = False, negative: bool = False) ->
 
 
 def table(rows: int) -> onnx.ModelProto:
-    """A decoder whose cosines and sines are looked up in tables of float32, as folded from products in float32."""
+    """A decoder that looks cosines and sines up in float32 tables, folded from products in float32."""
     model = small_graphs.decoder()
     graph = model.graph
     angles = (np.arange(rows, dtype=np.float32)[:, None] * frequencies().reshape(1, -1)).astype(np.float32)
@@ -101,7 +105,7 @@ def table(rows: int) -> onnx.ModelProto:
 
 
 def halved() -> onnx.ModelProto:
-    """A decoder in half precision, whose angles are products in float32."""
+    """A decoder in half precision that computes its angles in float32."""
     model = small_graphs.decoder()
     graph = model.graph
     for weight in graph.initializer:
@@ -122,13 +126,13 @@ def halved() -> onnx.ModelProto:
 
 
 def third_value() -> onnx.ModelProto:
-    """A decoder in which a rotation reads the sine, and the negative sine from a value of its own."""
+    """A decoder whose rotations read the sine and also a separate value with the negative sine."""
     model = small_graphs.decoder()
     sin = next(node for node in model.graph.node if node.op_type == "Sin")
     for at_node, node in reversed(list(enumerate(model.graph.node))):
         if node.op_type == "Mul" and sin.output[0] in node.input:
             parts = [f"{node.name}_{part}" for part in ("sum", "half", "other")]
-            # x sin as (x sin + x (-sin')) / 2, where -sin' is computed apart
+            # The graph should compute x sin as (x sin - x (-sin)) / 2, with a separate value for -sin.
             node.output[0], result = parts[1], node.output[0]
             extra = [
                 helper.make_node("Mul", [node.input[0], "own_sine"], [parts[2]], name=parts[2]),

@@ -1,4 +1,4 @@
-"""What a decoder of `small_graphs` computes with exact angles, in numpy; angles with 60 digits. No posexport here."""
+"""A numpy reference for a decoder of `small_graphs`, with angles of 60 digits. This file does not import posexport."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def angles(positions: Array) -> tuple[Array, Array]:
 
 
 def computed(model: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[Array, Array]:
-    """The logits of a decoder of one layer, and its keys, which are turned."""
+    """The logits of a decoder of one layer, and its rotated keys."""
     weights = {one.name: numpy_helper.to_array(one).astype(np.float64) for one in model.graph.initializer}
     x = weights["embed.weight"][feeds["input_ids"]]
     batch, seq, _ = x.shape

@@ -1,4 +1,4 @@
-"""Graphs with GroupQueryAttention as builders of models for ONNX Runtime write them."""
+"""Graphs with GroupQueryAttention, as model builders for ONNX Runtime write them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from small_graphs import HEADS, HIDDEN, KV_HEADS, SIZE, Graph
 
 
 def grouped(**options: int) -> onnx.ModelProto:
-    """An attention as onnxruntime-genai's builder writes it: GroupQueryAttention, which rotates by itself; with further
-    `options` of the operator."""
+    """GroupQueryAttention that does its own rotation, as onnxruntime-genai's builder writes it.
+
+    `options` are further attributes of the operator.
+    """
     g, heads, kv_heads, size, width = Graph(), HEADS, KV_HEADS, SIZE, HIDDEN
     angles = np.outer(np.arange(64), 10_000.0 ** (-np.arange(size // 2) * 2 / size))
     q, k, v = (

@@ -1,4 +1,4 @@
-"""Decoders whose angles know of the lengths of rows. Nothing here imports posexport."""
+"""Decoders whose angles depend on the length of the rows. This file does not import posexport."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 Array = np.ndarray[Any, Any]
 
 LONG = 200
-"""Rows of more tokens are long."""
+"""Rows with more tokens are long."""
 
 
 def _put(model: onnx.ModelProto, before: int, nodes: list[onnx.NodeProto], **weights: Array) -> onnx.ModelProto:
@@ -30,7 +30,7 @@ def _op(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProt
 
 
 def _long() -> list[onnx.NodeProto]:
-    """Whether the row is long, as a number that is true or not."""
+    """Nodes that compute `is_long`, a bool [1]: whether the row is long."""
     return [_op("Shape", "input_ids", "many", start=1, end=2), _op("Greater", "many limit", "is_long")]
 
 
@@ -39,7 +39,7 @@ def _at(model: onnx.ModelProto, kind: str) -> tuple[int, onnx.NodeProto]:
 
 
 def chosen_frequencies() -> onnx.ModelProto:
-    """Other frequencies where a row is long."""
+    """Other frequencies if a row is long."""
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
     node.input[1] = "chosen"
@@ -48,7 +48,7 @@ def chosen_frequencies() -> onnx.ModelProto:
 
 
 def scaled_cosines() -> onnx.ModelProto:
-    """Cosines that are larger where a row is long."""
+    """Cosines that are larger if a row is long."""
     model = small_graphs.decoder()
     place, node = _at(model, "Cos")
     output, node.output[0] = node.output[0], "plain_cosines"
@@ -57,7 +57,7 @@ def scaled_cosines() -> onnx.ModelProto:
 
 
 def taken_variant() -> onnx.ModelProto:
-    """Frequencies that are cut out of a table of two rows, the second where a row is long."""
+    """Frequencies sliced from a table of two rows; a long row takes the second."""
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
     node.input[1] = "chosen"
@@ -72,7 +72,7 @@ def taken_variant() -> onnx.ModelProto:
 
 
 def interpolated() -> onnx.ModelProto:
-    """Positions that are pressed together where a row is long."""
+    """Positions multiplied by LONG / length if a row is long."""
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
     places, node.input[0] = node.input[0], "pressed"
@@ -87,7 +87,7 @@ def interpolated() -> onnx.ModelProto:
 
 
 def _frequencies_divided(new: list[onnx.NodeProto], **weights: Array) -> onnx.ModelProto:
-    """Frequencies divided by the value `divisor`, which the nodes compute from the length `many`."""
+    """Frequencies divided by the value `divisor`, which the new nodes compute from the length `many`."""
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
     node.input[1] = "divided"
@@ -96,7 +96,7 @@ def _frequencies_divided(new: list[onnx.NodeProto], **weights: Array) -> onnx.Mo
 
 
 def divided_by_a_shape() -> onnx.ModelProto:
-    """Frequencies divided by the length of a value that has an element for each LONG tokens."""
+    """Frequencies divided by the length of a value that has one element for every LONG tokens, and at least one."""
     new = [
         _op("Div", "many limit", "parts"),
         _op("Max", "parts single", "at_least_one"),
@@ -108,7 +108,10 @@ def divided_by_a_shape() -> onnx.ModelProto:
 
 
 def divided_by_a_sum(op: str) -> onnx.ModelProto:
-    """Frequencies divided by 1, or more where the sum of all places of a row is large: a product or an Einsum."""
+    """Frequencies divided by 1, or by more if the sum of all places of a row is large.
+
+    `op` computes the sum: MatMul or Einsum.
+    """
     summed = (
         _op("Einsum", "places_f ones", "sum", equation="s,p->p")
         if op == "Einsum"
@@ -138,7 +141,7 @@ def divided_by_a_sum(op: str) -> onnx.ModelProto:
 
 
 def _angles_times(new: list[onnx.NodeProto], **weights: Array) -> onnx.ModelProto:
-    """Angles [batch, seq, pairs] times the value `factor`, which the nodes compute."""
+    """Angles [batch, seq, pairs] times the value `factor`, which the new nodes compute."""
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
     angles, node.output[0] = node.output[0], "plain_angles"
@@ -146,7 +149,7 @@ def _angles_times(new: list[onnx.NodeProto], **weights: Array) -> onnx.ModelProt
 
 
 def _factor(compared: str) -> list[onnx.NodeProto]:
-    """Twice the angles where a value is above a limit."""
+    """Nodes that compute `factor`: 2 if the value `compared` is above `limit`, otherwise 1."""
     return [
         _op("Greater", f"{compared} limit", "is_above"),
         _op("Cast", "is_above", "above", to=TensorProto.FLOAT),
@@ -155,21 +158,24 @@ def _factor(compared: str) -> list[onnx.NodeProto]:
 
 
 MANY_ROWS = 6
-"""Rows from this one on are turned by other angles, where it is by row."""
+"""In `faster_rows`, rows from this one on have other angles."""
 
 
 def faster_rows() -> onnx.ModelProto:
-    """Other frequencies in the rows behind the first ones."""
+    """Other frequencies in rows from MANY_ROWS on."""
     return _faster(0, behind=MANY_ROWS - 1, added=[1, 2])
 
 
 def faster_tokens() -> onnx.ModelProto:
-    """Other frequencies for the tokens behind the first ones, whatever their positions are."""
+    """Other frequencies for tokens after the first ones, whatever their positions are."""
     return _faster(1, behind=LONG, added=[1])
 
 
 def _faster(axis: int, *, behind: int, added: list[int]) -> onnx.ModelProto:
-    """Other frequencies at places of an axis of the tokens; `added` are the axes of angles that follow it."""
+    """Twice the angles at places above `behind` on an axis of the tokens.
+
+    `added` are the axes of the angles that follow this axis.
+    """
     new = [
         _op("Shape", "input_ids", "many", start=axis, end=axis + 1),
         _op("Squeeze", "many", "how_many"),
@@ -182,7 +188,10 @@ def _faster(axis: int, *, behind: int, added: list[int]) -> onnx.ModelProto:
 
 
 def counted_below(op: str) -> onnx.ModelProto:
-    """Other frequencies where the positions are many, counted as a sum or a running one of `position == position`."""
+    """Twice the angles if there are more than LONG positions.
+
+    The graph counts positions as the sum of `angle == angle`; `op` computes it: ReduceSum, CumSum or MatMul.
+    """
     counted = {
         "ReduceSum": _op("ReduceSum", "ones row_axis", "count", keepdims=1),
         "CumSum": _op("CumSum", "ones place_axis", "count"),
@@ -201,7 +210,7 @@ def counted_below(op: str) -> onnx.ModelProto:
 
 
 def turned_round() -> onnx.ModelProto:
-    """Positions of the tokens behind the first ones, in the other order."""
+    """Positions in reverse order after the first LONG tokens."""
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
     places, node.input[0] = node.input[0], "turned"
@@ -219,7 +228,7 @@ def turned_round() -> onnx.ModelProto:
 
 
 def doubled_positions() -> onnx.ModelProto:
-    """Whole positions that are twice as far where a row is long: from these on, nothing else is by length."""
+    """Integer positions that are doubled if a row is long. Nothing else depends on the length."""
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "position_ids" in one.input)
     node.input[0] = "far_positions"
@@ -228,8 +237,10 @@ def doubled_positions() -> onnx.ModelProto:
 
 
 def cut_table(rows: int, edited: int | None = None) -> onnx.ModelProto:
-    """Tables in float64 whose first rows are taken, as many as there are keys, before rows are looked up; one row is
-    another."""
+    """Float64 tables from which the graph slices one row for each key before it looks rows up.
+
+    The row `edited` of both tables is negated.
+    """
     model = table(rows)
     angles = np.arange(rows)[:, None] * 10_000.0 ** (-np.arange(0, small_graphs.SIZE, 2) / small_graphs.SIZE)
     for weight in model.graph.initializer:
@@ -249,7 +260,10 @@ def cut_table(rows: int, edited: int | None = None) -> onnx.ModelProto:
 
 
 def made_table(edited: int | None = None) -> onnx.ModelProto:
-    """Tables that the graph makes, with as many rows as there are keys; one position is another."""
+    """A table of angles that the graph computes, with one row for each key.
+
+    The row `edited` has the angles of position 0.
+    """
     model = small_graphs.decoder()
     place, node = next((at, one) for at, one in enumerate(model.graph.node) if "inv_freq" in one.input)
     angles = node.output[0]
@@ -278,7 +292,7 @@ def made_table(edited: int | None = None) -> onnx.ModelProto:
 
 
 def counted(*, spread: bool) -> onnx.ModelProto:
-    """A decoder that counts its positions itself; `spread`: its cosines and sines are repeated for each row."""
+    """A decoder that counts its positions itself. With `spread`, it repeats its cosines and sines for each row."""
     model = small_graphs.decoder(cache=False)
     graph = model.graph
     graph.input.remove(next(one for one in graph.input if one.name == "position_ids"))

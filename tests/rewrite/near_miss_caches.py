@@ -26,14 +26,14 @@ def cache(change: Callable[[Editor, tuple[ir.Node, int]], bool]) -> Change:
 
 @cache
 def past_behind_new(editor: Editor, place: tuple[ir.Node, int]) -> bool:
-    """New keys or values stand before the past ones, in the output too."""
+    """New keys or values come before the past ones, in the output too."""
     editor.swap((place[0], 0), (place[0], 1))
     return True
 
 
 @cache
 def past_behind_new_inside(editor: Editor, place: tuple[ir.Node, int]) -> bool:
-    """The attention reads new keys or values before past ones; the output has them in order."""
+    """The attention reads new keys or values before past ones. The output has the right order."""
     node = place[0]
     readers = list(node.outputs[0].uses())
     if not readers:
@@ -49,7 +49,7 @@ def past_behind_new_inside(editor: Editor, place: tuple[ir.Node, int]) -> bool:
 
 @cache
 def past_of_another_row(editor: Editor, place: tuple[ir.Node, int]) -> bool:
-    """Past keys or values of the batch from its end."""
+    """Past keys or values have the rows of the batch in reverse order."""
     node, index = place
     node.replace_input_with(index, reversed_rows(editor, node, node.inputs[index]))  # type: ignore[arg-type]
     return True
@@ -63,7 +63,7 @@ def past_smaller(editor: Editor, place: tuple[ir.Node, int]) -> bool:
 
 
 def pasts_exchanged(editor: Editor) -> bool:
-    """Two caches exchange what is past: of two layers, or the keys and values of one."""
+    """Two caches exchange their past inputs: those of two layers, or the keys and values of one layer."""
     places = caches(editor.model)
     if len(places) < 2:
         return False
@@ -75,7 +75,7 @@ def pasts_exchanged(editor: Editor) -> bool:
 
 
 def present_of_another_layer(editor: Editor) -> bool:
-    """Two outputs for the next step are exchanged; the attentions are sound."""
+    """Two cache outputs are exchanged. The attentions are correct."""
     outputs = editor.model.graph.outputs
     present = [
         i for i, value in enumerate(outputs) if any(value is node.outputs[0] for node, _ in caches(editor.model))
@@ -86,7 +86,7 @@ def present_of_another_layer(editor: Editor) -> bool:
     first, second = outputs[one], outputs[other]
     if [str(size) for size in first.shape or ()][1::2] != [str(size) for size in second.shape or ()][1::2]:
         return False
-    # The outputs keep their names: an Identity of the other tensor takes the place of each.
+    # The outputs keep their names: an Identity of the other tensor replaces each.
     names = first.name, second.name
     first.name, second.name = editor.name(), editor.name()
     for place, source, name in ((one, second, names[0]), (other, first, names[1])):

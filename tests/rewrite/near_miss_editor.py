@@ -1,4 +1,4 @@
-"""Small surgery on a graph: constants, nodes before another, and copies of a path with another source."""
+"""Small edits of a graph: new constants, new nodes before a node, and copies of a path with another source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.DOUBLE: np.float64}
 
 @attrs.define(eq=False)
 class Editor:
-    """A model that is changed in place, and the generator that picks where."""
+    """A model that is changed in place, and the random generator that picks the place."""
 
     model: ir.Model
     rng: random.Random
@@ -29,7 +29,7 @@ class Editor:
         return self.constant(np.array(numbers, dtype=np.int64))
 
     def number(self, number: float, like: ir.Value | None) -> ir.Value:
-        """A scalar in the dtype of another value; float32 where that is unknown."""
+        """A scalar in the dtype of another value, or float32 if that is unknown."""
         dtype = like.dtype if like is not None else None
         if dtype is not None and dtype.is_integer():
             return self.constant(np.array(int(number), dtype=dtype.numpy()))
@@ -44,7 +44,10 @@ class Editor:
         return value
 
     def before(self, node: ir.Node, operator: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """The output of a new node in front of another, with the dtype and shape of its first input."""
+        """The output of a new node before `node`.
+
+        It has the dtype of the first input, and also its shape unless the operator changes shapes.
+        """
         fresh = ir.node(operator, list(inputs), attributes)
         output, first = fresh.outputs[0], inputs[0]
         output.name = self.name()
@@ -56,7 +59,7 @@ class Editor:
         return output
 
     def wrap(self, use: tuple[ir.Node, int], operator: str, *others: ir.Value, **attributes: Any) -> None:
-        """Puts an operator in front of one input of one node."""
+        """Inserts an operator before one input of one node."""
         node, index = use
         node.replace_input_with(index, self.before(node, operator, node.inputs[index], *others, **attributes))
 
@@ -71,8 +74,11 @@ class Editor:
         node.op_type = operator
 
     def with_source(self, use: tuple[ir.Node, int], source: ir.Value, stand_in: ir.Value) -> bool:
-        """Lets one input of one node be computed from `stand_in` where it was from `source`, by a copy of the nodes
-        in between; everything else goes on reading the old ones. False where it doesn't depend on `source`."""
+        """Computes one input of one node from `stand_in` instead of `source`.
+
+        The editor copies the nodes in between; all other readers keep the old ones.
+        Returns False if the input does not depend on `source`.
+        """
         node, index = use
         memory: dict[ir.Value, ir.Value] = {source: stand_in}
         replaced = self._copy(node.inputs[index], memory, node)

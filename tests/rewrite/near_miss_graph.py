@@ -1,5 +1,8 @@
-"""Finds the structure of attention in any graph, for tests that plant faults there. Nothing here imports posexport: it
-is written apart from the recognisers that it tests, and may miss sites; it must not invent them."""
+"""Finds the structure of attention in any graph, for tests that plant faults there.
+
+This file does not import posexport: it is independent of the recognisers that it tests. It may miss sites, but it must
+not report a site that is not one.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 
 @attrs.frozen(kw_only=True, eq=False)
 class Site:
-    """One attention: two products around a softmax, or one operator. `query` and `key` are operands of the first
-    product as they stand there, `value` is one of the second."""
+    """One attention: two products around a softmax, or one operator.
+
+    `query` and `key` are the direct operands of the first product, and `value` is one of the second.
+    """
 
     node: ir.Node
-    """The softmax, or the operator that is the whole attention."""
+    """The softmax, or the operator that computes the whole attention."""
     product: ir.Node | None = None
     context: ir.Node | None = None
     value_index: int = 1
@@ -38,7 +43,7 @@ class Site:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Rotation:
-    """x * cos + turned(x) * sin, with turned(x) = (-x2, x1). `layout` is half or interleaved."""
+    """x * cos + turned(x) * sin, with turned(x) = (-x2, x1). `layout` is "half" or "interleaved"."""
 
     x: ir.Value
     turned: ir.Value
@@ -51,7 +56,7 @@ class Rotation:
 
 
 def number(value: ir.Value | None) -> np.ndarray | None:
-    """What a constant holds, or None for everything else."""
+    """The array of a constant, or None for everything else."""
     if value is None:
         return None
     if value.const_value is not None:
@@ -69,7 +74,7 @@ def inputs_of(value: ir.Value | None) -> Sequence[ir.Value]:
 
 
 def ancestors(value: ir.Value | None, deepest: int = 200) -> Iterator[ir.Node]:
-    """Nodes that a value's numbers depend on, nearest first: not those that give a shape only."""
+    """Nodes that a value depends on, nearest first. The search does not go beyond Shape and Size."""
     seen: set[ir.Node] = set()
     level = [value]
     for _ in range(deepest):
@@ -83,7 +88,7 @@ def ancestors(value: ir.Value | None, deepest: int = 200) -> Iterator[ir.Node]:
 
 
 def product_above(value: ir.Value | None, depth: int = 12) -> ir.Node | None:
-    """The product of two activations that scores come from."""
+    """The product of two activations that yields the scores, or None."""
     node = value.producer() if value is not None else None
     if node is None or depth == 0:
         return None
@@ -108,7 +113,7 @@ def context_below(value: ir.Value, depth: int = 8) -> tuple[ir.Node, int] | None
 
 
 def sites(model: ir.Model) -> list[Site]:
-    """The attentions of the main graph in its order."""
+    """The attentions of the main graph, in graph order."""
     found = []
     for node in model.graph:
         if node.op_type in ATTENTION:
@@ -121,7 +126,7 @@ def sites(model: ir.Model) -> list[Site]:
 
 
 def score_path(site: Site) -> list[ir.Node]:
-    """Nodes on the way from the product to the softmax, from the softmax upwards."""
+    """Nodes between the product and the softmax, nearest the softmax first."""
     path: list[ir.Node] = []
     value = site.node.inputs[0]
     while value is not None and (node := value.producer()) is not None and node is not site.product:
@@ -132,7 +137,7 @@ def score_path(site: Site) -> list[ir.Node]:
 
 
 def side_inputs(site: Site) -> list[tuple[ir.Node, int]]:
-    """Where something else than a number joins the scores: masks and biases, nearest the softmax first."""
+    """Masks and biases that join the scores, nearest the softmax first. Single numbers do not count."""
     joins = []
     for node in score_path(site):
         if node.op_type in ("Add", "Sub", "Where", "Max"):
@@ -144,7 +149,7 @@ def side_inputs(site: Site) -> list[tuple[ir.Node, int]]:
 
 
 def masks(site: Site) -> list[tuple[ir.Node, int]]:
-    """Like side_inputs, also for operators that take a mask as an input."""
+    """Like side_inputs, but also for Attention, which takes a mask as an input."""
     if site.product is not None:
         return side_inputs(site)
     if site.node.op_type == "Attention" and len(site.node.inputs) > 3 and site.node.inputs[3] is not None:
@@ -160,7 +165,10 @@ def through(value: ir.Value | None, operators: set[str] = LAYOUT_STEPS) -> ir.Va
 
 
 def below(value: ir.Value, operators: set[str]) -> tuple[ir.Value, list[tuple[ir.Node, int]]]:
-    """The value below operators with one reader each, and its readers; those of its shape don't count."""
+    """Follows a value down through operators as long as it has one reader; returns the last value and its readers.
+
+    Readers of its shape do not count.
+    """
     while True:
         uses = [use for use in value.uses() if use[0].op_type != "Shape"]
         if len(uses) == 1 and uses[0][0].op_type in operators and uses[0][1] == 0:
@@ -170,7 +178,7 @@ def below(value: ir.Value, operators: set[str]) -> tuple[ir.Value, list[tuple[ir
 
 
 def rotations(model: ir.Model) -> list[Rotation]:
-    """Rotations spelt as x * cos + turned(x) * sin."""
+    """Rotations written as x * cos + turned(x) * sin."""
     candidates = (_rotation(node) for node in model.graph if node.op_type == "Concat" and len(node.inputs) == 2)
     return [rotation for rotation in candidates if rotation is not None]
 
@@ -212,7 +220,7 @@ SLICES = {"Slice", "Split", "Gather", "GatherND", "StridedSlice"}
 
 
 def caches(model: ir.Model) -> list[tuple[ir.Node, int]]:
-    """Concats that put new keys or values behind past ones, with the index of the past input."""
+    """Concats of past and new keys or values, with the index of the past input."""
     inputs = {value: None for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4}
     found = []
     for node in model.graph:
@@ -231,5 +239,5 @@ def _past(value: ir.Value | None) -> ir.Value | None:
 
 
 def find(value: ir.Value | None, wanted: Callable[[ir.Node], bool], deepest: int = 200) -> list[ir.Node]:
-    """Ancestors that meet a condition, nearest first."""
+    """Ancestors that meet a condition, nearest first; `deepest` limits the search."""
     return [node for node in ancestors(value, deepest) if wanted(node)]

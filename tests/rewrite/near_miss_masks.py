@@ -16,7 +16,7 @@ STRICT = {"LessOrEqual": "Less", "Less": "LessOrEqual", "GreaterOrEqual": "Great
 
 
 def masked(change: Callable[[Editor, tuple[ir.Node, int]], bool]) -> Change:
-    """Registers a fault at what joins the scores of one drawn attention, under the function's name."""
+    """Registers a fault at a drawn mask or bias, under the function's name."""
 
     def changed(editor: Editor) -> bool:
         joins = [join for place in sites(editor.model) for join in masks(place)]
@@ -40,7 +40,7 @@ def _integers(value: ir.Value | None) -> bool:
 
 @masked
 def comparison_strict(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """< for <=, or the other way round: causal masks and windows that see one key more or fewer."""
+    """Uses < for <=, or the other way round: causal masks and windows allow one key more or fewer."""
     nodes = _comparisons(join)
     if not nodes:
         return False
@@ -62,7 +62,7 @@ def comparison_shifted(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def comparison_of_one_layer(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """The mask of one layer alone is shifted by one."""
+    """The mask of only one layer is shifted by one."""
     nodes = _comparisons(join)
     if not nodes:
         return False
@@ -77,7 +77,7 @@ def comparison_of_one_layer(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def trilu_shifted(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """A triangular mask begins one diagonal later."""
+    """A triangular mask starts one diagonal later."""
     nodes = find(_value(join), lambda node: node.op_type == "Trilu", 60)
     if not nodes:
         return False
@@ -92,7 +92,7 @@ def trilu_shifted(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def mask_weak(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """Masked scores are 3 smaller, no more."""
+    """The mask has -3 in place of a large negative number."""
     nodes = find(_value(join), lambda node: any(_large(entry) for entry in node.inputs), 60)
     if join[0].op_type == "Where" and any(_large(entry) for entry in join[0].inputs):
         nodes = [join[0]]
@@ -111,7 +111,7 @@ def _large(value: ir.Value | None) -> bool:
 
 @masked
 def mask_of_another_row(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """One attention reads the padding of the batch from its end."""
+    """One attention reads the padding mask with its rows in reverse order."""
     inputs = [value for value in editor.model.graph.inputs if value.name == "attention_mask"]
     if not inputs:
         return False
@@ -121,7 +121,7 @@ def mask_of_another_row(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def mask_of_any(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """A key is seen where any of two masks allows it."""
+    """A key is visible if either of two masks allows it."""
     nodes = find(_value(join), lambda node: node.op_type == "And", 60)
     if not nodes:
         return False
@@ -131,7 +131,7 @@ def mask_of_any(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def mask_missing(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """One attention sees all keys, or has no bias."""
+    """One attention has no mask or no bias."""
     node, index = join
     if node.op_type in ("Add", "Sub"):
         node.outputs[0].replace_all_uses_with(node.inputs[1 - index])
@@ -144,7 +144,7 @@ def mask_missing(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def bias_twice(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """What is added to scores is added again."""
+    """A mask or bias is added to the scores twice."""
     node, index = join
     if node.op_type not in ("Add", "Sub"):
         return False
@@ -154,7 +154,7 @@ def bias_twice(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def bias_smaller(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """What is added to scores is multiplied by 0.9."""
+    """A mask or bias is multiplied by 0.9."""
     node, index = join
     value = node.inputs[index]
     if node.op_type not in ("Add", "Sub") or value is None:
@@ -191,7 +191,7 @@ def bias_of_another_head(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def slopes_of_another_head(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """A constant with a number for every head is rolled by one."""
+    """A constant with one number for each head is rolled by one."""
     for node in find(_value(join), lambda node: node.op_type in ("Mul", "Gather"), 60):
         for index, entry in enumerate(node.inputs):
             table = number(entry)
@@ -204,7 +204,7 @@ def slopes_of_another_head(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def table_backwards(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """A table of biases by distance is read from its end."""
+    """A table of biases by distance has its rows in reverse order."""
     for node in find(_value(join), lambda node: node.op_type == "Gather", 60):
         table = number(node.inputs[0])
         if table is not None and table.dtype.kind == "f" and table.ndim == 2 and table.shape[0] > 2:
@@ -215,7 +215,7 @@ def table_backwards(editor: Editor, join: tuple[ir.Node, int]) -> bool:
 
 @masked
 def bucket_later(editor: Editor, join: tuple[ir.Node, int]) -> bool:
-    """A number in the computation of buckets or windows is larger by one."""
+    """An integer in the computation of buckets or windows is larger by one."""
     places = []
     for node in find(_value(join), lambda node: node.op_type in ("Add", "Sub", "Less", "Greater", "Min", "Max"), 60):
         for index, entry in enumerate(node.inputs):
@@ -245,5 +245,5 @@ MASKS["mask_of_another_layer"] = mask_of_another_layer
 
 
 def sites_with_masks(model: ir.Model) -> list[Site]:
-    """Attentions whose scores something joins."""
+    """Attentions that have a mask or a bias."""
     return [place for place in sites(model) if masks(place)]

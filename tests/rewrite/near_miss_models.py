@@ -1,4 +1,7 @@
-"""Small graphs with everything that a near miss changes, written out by hand: two layers each, 4 heads of 8 over 2."""
+"""Small hand-written graphs with everything that a near miss changes.
+
+Each has two layers with 4 heads of size 8. The decoder and the operators share 2 key heads.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ MASK = """
 
 
 def turned(name: str, source: str) -> str:
-    """RoPE over halves."""
+    """RoPE of the layout half."""
     return f"""
     {name}a = Slice ({source}, axis0, four, axis3, axis1)
     {name}b = Slice ({source}, four, end, axis3, axis1)
@@ -80,7 +83,7 @@ def turned(name: str, source: str) -> str:
 
 
 def normed(layer: int) -> str:
-    """The norm in front of a layer."""
+    """The norm before a layer."""
     return f"""
     sq{layer} = Mul (x{layer}, x{layer})
     mean{layer} = ReduceMean <keepdims = 1> (sq{layer}, axis2)
@@ -91,7 +94,7 @@ def normed(layer: int) -> str:
 
 
 def split(layer: int, name: str, shape: str) -> str:
-    """A projection, laid out by heads."""
+    """A projection, split into heads."""
     return f"""
     {name}l{layer} = MatMul (h{layer}, w{name}{layer})
     {name}r{layer} = Reshape ({name}l{layer}, {shape})
@@ -100,7 +103,7 @@ def split(layer: int, name: str, shape: str) -> str:
 
 
 def joined(layer: int) -> str:
-    """From the attention's result to the next layer's input."""
+    """From the result of the attention to the input of the next layer."""
     return f"""
     back{layer} = Transpose <perm = [0, 2, 1, 3]> (y{layer})
     flat{layer} = Reshape (back{layer}, merged)
@@ -110,7 +113,7 @@ def joined(layer: int) -> str:
 
 
 def decoder_layer(layer: int) -> str:
-    """Grouped heads, a rotation, a cache, a scale, a cap and a mask."""
+    """A layer with grouped heads, a rotation, a cache, a scale, a cap and a mask."""
     heads = split(layer, "q", "heads_split") + split(layer, "k", "keys_split") + split(layer, "v", "keys_split")
     caches = f"""
     present_key{layer} = Concat <axis = 2> (past_key{layer}, kk{layer})
@@ -140,7 +143,7 @@ def decoder_layer(layer: int) -> str:
 
 
 def biased_layer(layer: int) -> str:
-    """A table by distance, slopes by head, a triangle and sinks."""
+    """A layer with a bias table by distance, slopes by head, a triangular mask and sinks."""
     heads = "".join(split(layer, name, "heads_split") for name in "qkv")
     return f"""{normed(layer)}{heads}
     keyt{layer} = Transpose <perm = [0, 1, 3, 2]> (k{layer})
@@ -187,7 +190,7 @@ BIASES = """
 
 
 def operator_layer(layer: int) -> str:
-    """Opset 23's own operators."""
+    """A layer of opset 23's RotaryEmbedding and Attention."""
     heads = split(layer, "q", "heads_split") + split(layer, "k", "keys_split") + split(layer, "v", "keys_split")
     return f"""{normed(layer)}{heads}
     qq{layer} = RotaryEmbedding (q{layer}, cosine, sine)
@@ -197,7 +200,7 @@ def operator_layer(layer: int) -> str:
 
 
 def contrib_layer(layer: int) -> str:
-    """ONNX Runtime's own operators: MultiHeadAttention, then GroupQueryAttention."""
+    """A layer of com.microsoft operators: MultiHeadAttention in layer 0, GroupQueryAttention in layer 1."""
     projections = "".join(f"    {name}l{layer} = MatMul (h{layer}, w{name}{layer})\n" for name in "qkv")
     mha = f"""
     flat{layer} = com.microsoft.MultiHeadAttention <num_heads = 4, scale = 0.45> (ql{layer}, kl{layer}, vl{layer})
@@ -213,7 +216,7 @@ def contrib_layer(layer: int) -> str:
 
 
 def parsed(name: str, body: str, inputs: str, outputs: str, opset: int, weights: dict[str, np.ndarray]) -> ir.Model:
-    """A model from its text and its weights."""
+    """A model from the text of its body and its weights."""
     domains = f'"" : {opset}, "com.microsoft" : 1'
     text = f"<ir_version: 10, opset_import: [{domains}]> {name} ({inputs}) => ({outputs}) {{{CONSTANTS}{body}}}"
     proto = onnx.parser.parse_model(text)
@@ -223,7 +226,7 @@ def parsed(name: str, body: str, inputs: str, outputs: str, opset: int, weights:
 
 
 def drawn_weights(key_heads: int) -> dict[str, np.ndarray]:
-    """Random projections, with scores of a spread of a few units."""
+    """Random projections; the scores spread over a few units."""
     generator = np.random.default_rng(0)
     shapes = {"q": (HIDDEN, HEADS * SIZE), "k": (HIDDEN, key_heads * SIZE), "v": (HIDDEN, key_heads * SIZE)}
     shapes["o"] = (HEADS * SIZE, HIDDEN)
@@ -238,7 +241,7 @@ EMBED = "    x0 = Gather (embedding, input_ids)\n"
 
 
 def decoder() -> tuple[ir.Model, list[Feeds]]:
-    """Two layers with caches; a batch of two rows, the second padded to the left; 4 tokens behind 6 and behind none."""
+    """Two layers with caches; inputs of two rows, the second padded on the left, with 4 tokens after 6 or after 0."""
     caches = [f"past_{kind}{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
     ids = "int64[batch, tokens] input_ids, int64[batch, total] attention_mask, int64[batch, tokens] position_ids"
     inputs = ", ".join([ids, *(f"float[batch, 2, past, 8] {name}" for name in caches)])
@@ -250,7 +253,7 @@ def decoder() -> tuple[ir.Model, list[Feeds]]:
 
 
 def decoder_feeds(tokens: int, past: int, caches: list[str]) -> Feeds:
-    """Inputs of a decoder."""
+    """Inputs of a decoder with two rows, the second padded on the left."""
     generator = np.random.default_rng(past)
     mask = np.ones((2, past + tokens), np.int64)
     mask[1, : (past + tokens) // 3] = 0
@@ -261,7 +264,7 @@ def decoder_feeds(tokens: int, past: int, caches: list[str]) -> Feeds:
 
 
 def biased() -> tuple[ir.Model, list[Feeds]]:
-    """Two layers of an encoder with ALiBi, a table of biases by distance, a triangle and sinks; 6 tokens."""
+    """Two layers with ALiBi, a table of biases by distance, a triangular mask and sinks; inputs of 6 tokens."""
     weights = drawn_weights(HEADS)
     weights["bias_table"] = np.random.default_rng(1).normal(0, 1, (16, HEADS)).astype(np.float32)
     sides = "    both = Concat <axis = 0> (side, side)\n"
@@ -273,8 +276,8 @@ def biased() -> tuple[ir.Model, list[Feeds]]:
 
 
 def operators() -> tuple[ir.Model, list[Feeds]]:
-    """Two layers of opset 23's operators; 5 tokens."""
-    mask = MASK.replace("And (allowed, padding3)", "And (near, padding3)")  # causal is for a fault to add
+    """Two layers of opset 23's operators; inputs of 5 tokens."""
+    mask = MASK.replace("And (allowed, padding3)", "And (near, padding3)")  # A fault can add causality.
     body = EMBED + mask + ANGLES.replace("wide = Unsqueeze (angles, axis1)", "").replace("(wide)", "(angle)")
     body = body.replace("cos = Cos", "cosine = Cos").replace("sin = Sin", "sine = Sin")
     body += "".join(map(operator_layer, range(LAYERS)))
@@ -286,7 +289,7 @@ def operators() -> tuple[ir.Model, list[Feeds]]:
 
 
 def contrib() -> tuple[ir.Model, list[Feeds]]:
-    """MultiHeadAttention and GroupQueryAttention of com.microsoft; 5 tokens."""
+    """MultiHeadAttention and GroupQueryAttention of com.microsoft; inputs of 5 tokens."""
     body = EMBED + "".join(map(contrib_layer, range(LAYERS)))
     weights = drawn_weights(HEADS)
     weights["lengths_less_one"] = np.array([4, 4], np.int32)

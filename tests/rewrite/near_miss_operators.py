@@ -1,4 +1,4 @@
-"""Near misses of operators that are a whole attention or rotation: attributes and inputs that are a little wrong."""
+"""Near misses of operators that compute a whole attention or rotation: slightly wrong attributes and inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def operator_softcap(editor: Editor, node: ir.Node) -> bool:
 
 @operator("Attention")
 def operator_causal(editor: Editor, node: ir.Node) -> bool:
-    """Causal where it was not, or the other way round."""
+    """Changes a causal attention to one that is not causal, or the other way round."""
     causal = node.attributes["is_causal"].as_int() if "is_causal" in node.attributes else 0
     node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1 - causal)
     return True
@@ -58,7 +58,7 @@ def operator_keys_for_values(editor: Editor, node: ir.Node) -> bool:
 
 @operator("GroupQueryAttention")
 def operator_window(editor: Editor, node: ir.Node) -> bool:
-    """The window is longer by one, or there is one of three tokens."""
+    """The window is longer by one. If there was no window, it has three tokens."""
     window = node.attributes["local_window_size"].as_int() if "local_window_size" in node.attributes else -1
     node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", window + 1 if window > 0 else 3)
     return True
@@ -73,7 +73,7 @@ def operator_unidirectional(editor: Editor, node: ir.Node) -> bool:
 
 @operator("RotaryEmbedding")
 def operator_layout(editor: Editor, node: ir.Node) -> bool:
-    """Neighbours are turned where halves were, on one side."""
+    """Queries or keys have the other layout: interleaved instead of half, or the other way round."""
     layout = node.attributes["interleaved"].as_int() if "interleaved" in node.attributes else 0
     node.attributes["interleaved"] = ir.AttrInt64("interleaved", 1 - layout)
     return True
@@ -88,14 +88,14 @@ def operator_cosine_and_sine_swapped(editor: Editor, node: ir.Node) -> bool:
 
 @operator("RotaryEmbedding")
 def operator_backwards(editor: Editor, node: ir.Node) -> bool:
-    """The sine of one side has the other sign."""
+    """The sine of queries or of keys has the other sign."""
     editor.wrap((node, 3 if node.domain == "com.microsoft" else 2), "Neg")
     return True
 
 
 @operator("Cos", "Sin")
 def operator_theta(editor: Editor, node: ir.Node) -> bool:
-    """The angle below one cosine or sine is 2 % larger."""
+    """The angle of one cosine or sine is 2 % larger."""
     if number(node.inputs[0]) is not None:
         return False
     editor.wrap((node, 0), "Mul", editor.number(1.02, node.inputs[0]))
@@ -104,7 +104,7 @@ def operator_theta(editor: Editor, node: ir.Node) -> bool:
 
 @operator("RotaryEmbedding")
 def operator_positions(editor: Editor, node: ir.Node) -> bool:
-    """The cosine of one side is that of the sine's table."""
+    """The queries or the keys read the cosines also as sines."""
     first = 2 if node.domain == "com.microsoft" else 1
     node.replace_input_with(first + 1, node.inputs[first])
     return True

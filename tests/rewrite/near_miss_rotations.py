@@ -27,7 +27,7 @@ def rotation(change: Callable[[Editor, Rotation], bool]) -> Change:
 
 @rotation
 def rotation_sign_on_the_other_half(editor: Editor, place: Rotation) -> bool:
-    """(x2, -x1) for (-x2, x1)."""
+    """(x2, -x1) in place of (-x2, x1)."""
     negated = 0 if find(place.concat.inputs[0], lambda node: node is place.negation, 4) else 1
     place.negation.outputs[0].replace_all_uses_with(place.negation.inputs[0])
     editor.wrap((place.concat, 1 - negated), "Neg")
@@ -36,14 +36,14 @@ def rotation_sign_on_the_other_half(editor: Editor, place: Rotation) -> bool:
 
 @rotation
 def rotation_without_sign(editor: Editor, place: Rotation) -> bool:
-    """(x2, x1) for (-x2, x1)."""
+    """(x2, x1) in place of (-x2, x1)."""
     place.negation.outputs[0].replace_all_uses_with(place.negation.inputs[0])
     return True
 
 
 @rotation
 def rotation_halves_swapped(editor: Editor, place: Rotation) -> bool:
-    """(x1, -x2) for (-x2, x1)."""
+    """(x1, -x2) in place of (-x2, x1)."""
     editor.swap((place.concat, 0), (place.concat, 1))
     return True
 
@@ -75,14 +75,14 @@ def rotation_cosine_for_sine(editor: Editor, place: Rotation) -> bool:
 
 @rotation
 def rotation_missing(editor: Editor, place: Rotation) -> bool:
-    """One side is not rotated."""
+    """Queries or keys are not rotated."""
     place.sum.outputs[0].replace_all_uses_with(place.x)
     return True
 
 
 @rotation
 def rotation_without_sine(editor: Editor, place: Rotation) -> bool:
-    """x cos alone."""
+    """Only x cos."""
     place.sum.outputs[0].replace_all_uses_with(place.cos[0].outputs[0])
     return True
 
@@ -110,7 +110,7 @@ def rotation_uneven(editor: Editor, place: Rotation) -> bool:
 
 @rotation
 def rotation_other_layout(editor: Editor, place: Rotation) -> bool:
-    """One side turns neighbours where the other turns halves, or the other way round; the angles stay."""
+    """Queries or keys have the other layout; the angles stay."""
     width = _width(place.x) or _width(place.turned)
     if not width or width % 2 or place.x.shape is None or len(place.x.shape) != 4:
         return False
@@ -132,7 +132,7 @@ def rotation_other_layout(editor: Editor, place: Rotation) -> bool:
 
 @rotation
 def theta_of_one_side(editor: Editor, place: Rotation) -> bool:
-    """One side has angles that are 2 % larger."""
+    """The angles of queries or of keys are 2 % larger."""
     return _with_angles(
         editor, place, lambda angle, node: editor.before(node, "Mul", angle, editor.number(1.02, angle))
     )
@@ -140,7 +140,7 @@ def theta_of_one_side(editor: Editor, place: Rotation) -> bool:
 
 @rotation
 def position_of_one_side(editor: Editor, place: Rotation) -> bool:
-    """One side counts positions from one."""
+    """Queries or keys count positions from one."""
     source = _positions(place)
     if source is None:
         return False
@@ -151,7 +151,7 @@ def position_of_one_side(editor: Editor, place: Rotation) -> bool:
 
 @rotation
 def positions_of_another_row(editor: Editor, place: Rotation) -> bool:
-    """The rotation of one side reads the positions of the batch from its end."""
+    """The rotation of queries or of keys reads the rows of position_ids in reverse order."""
     inputs = [value for value in editor.model.graph.inputs if value.name == "position_ids"]
     if not inputs:
         return False
@@ -161,7 +161,7 @@ def positions_of_another_row(editor: Editor, place: Rotation) -> bool:
 
 
 def one_frequency(editor: Editor) -> bool:
-    """One of the frequencies is 3 % larger, on both sides: no formula gives this table."""
+    """One frequency is 3 % larger for queries and keys, so that no formula gives this table."""
     for node in editor.model.graph:
         if node.op_type in ("Cos", "Sin"):
             for product in find(node.inputs[0], lambda n: n.op_type in ("Mul", "MatMul"), 6):
@@ -179,7 +179,7 @@ ROTATIONS["one_frequency"] = one_frequency
 
 
 def reversed_rows(editor: Editor, node: ir.Node, value: ir.Value) -> ir.Value:
-    """The rows of a batch from last to first, in front of a node."""
+    """The rows of a batch in reverse order, computed before a node."""
     ends = (editor.integers(-1), editor.integers(-FAR), editor.integers(0), editor.integers(-1))
     return editor.before(node, "Slice", value, *ends)
 
@@ -195,7 +195,7 @@ def _with_angles(editor: Editor, place: Rotation, change: Callable[[ir.Value, ir
 
 
 def _positions(place: Rotation) -> ir.Value | None:
-    """Integers that the cosine comes from: converted to floats, or looking rows of a table up."""
+    """Integers that the cosine depends on: they are cast to floats, or they are the indices of a Gather."""
     value = place.cos[0].inputs[place.cos[1]]
     for node in find(value, lambda node: node.op_type in ("Cast", "Gather", "GatherElements"), 20):
         source = node.inputs[0 if node.op_type == "Cast" else 1]

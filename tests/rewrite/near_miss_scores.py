@@ -27,7 +27,7 @@ def site(change: Callable[[Editor, Site], bool]) -> Change:
 
 
 def scales(place: Site) -> list[tuple[ir.Node, int]]:
-    """Multiplications by one number on the way to the scores, as (node, index of the number)."""
+    """Multiplications and divisions by one number on the way to the scores, as (node, index of the number)."""
     nodes = [node for node in score_path(place) if node.op_type in CONSTANT_SCALES]
     for value in place.product.inputs:  # type: ignore[union-attr]
         while (node := value.producer()) is not None and node.op_type in (*CONSTANT_SCALES, "Transpose", "Reshape"):
@@ -52,7 +52,7 @@ def _draw_scale(editor: Editor, place: Site) -> tuple[ir.Node, int] | None:
 
 @site
 def scale_changed(editor: Editor, place: Site) -> bool:
-    """A scale on one side, or of the scores, is 10 % larger."""
+    """A scale of the queries, of the keys or of the scores is 10 % larger."""
     drawn = _draw_scale(editor, place)
     if drawn is None:
         return False
@@ -82,7 +82,7 @@ def scale_twice(editor: Editor, place: Site) -> bool:
 
 @site
 def scale_behind_the_bias(editor: Editor, place: Site) -> bool:
-    """(scores + bias) * scale for scores * scale + bias."""
+    """(scores + bias) * scale in place of scores * scale + bias."""
     path = score_path(place)
     for join, scale in pairwise(path):
         if join.op_type == "Add" and scale.op_type in CONSTANT_SCALES:
@@ -98,7 +98,7 @@ def scale_behind_the_bias(editor: Editor, place: Site) -> bool:
 
 @site
 def cap_changed(editor: Editor, place: Site) -> bool:
-    """The number behind the hyperbolic tangent is 10 % larger."""
+    """The number that multiplies the tanh is 10 % larger."""
     path = score_path(place)
     for later, tanh in pairwise(path):
         index = next((i for i, entry in enumerate(later.inputs) if _scalar(entry)), None)
@@ -111,7 +111,7 @@ def cap_changed(editor: Editor, place: Site) -> bool:
 
 @site
 def cap_missing(editor: Editor, place: Site) -> bool:
-    """No hyperbolic tangent; the numbers around it stay."""
+    """There is no tanh; the numbers before and after it stay."""
     for node in score_path(place):
         if node.op_type == "Tanh":
             node.outputs[0].replace_all_uses_with(node.inputs[0])
@@ -121,7 +121,7 @@ def cap_missing(editor: Editor, place: Site) -> bool:
 
 @site
 def cap_behind_the_mask(editor: Editor, place: Site) -> bool:
-    """The cap comes last: masked scores end at minus the cap."""
+    """The cap comes after the mask: hidden scores become minus the cap."""
     editor.wrap((place.node, 0), "Mul", editor.number(0.2, place.node.inputs[0]))
     editor.wrap((place.node, 0), "Tanh")
     editor.wrap((place.node, 0), "Mul", editor.number(5.0, place.node.inputs[0]))
@@ -145,7 +145,7 @@ def softmax_over_heads(editor: Editor, place: Site) -> bool:
 
 @site
 def scores_clipped(editor: Editor, place: Site) -> bool:
-    """Scores end at 1 before anything joins them."""
+    """Scores are clipped at 1 before a mask or bias joins them."""
     product = place.product
     scores = product.outputs[0]  # type: ignore[union-attr]
     for use in list(scores.uses()):
@@ -155,7 +155,7 @@ def scores_clipped(editor: Editor, place: Site) -> bool:
 
 @site
 def scores_squared(editor: Editor, place: Site) -> bool:
-    """Half of each score's square is taken from it."""
+    """Each score is reduced by 0.05 times its square."""
     scores = place.product.outputs[0]  # type: ignore[union-attr]
     for use in list(scores.uses()):
         square = editor.before(use[0], "Mul", scores, scores)
@@ -165,7 +165,7 @@ def scores_squared(editor: Editor, place: Site) -> bool:
 
 @site
 def weights_smaller(editor: Editor, place: Site) -> bool:
-    """Weights add up to 0.95."""
+    """The weights of a query sum to 0.95."""
     weights = place.node.outputs[0]
     for use in list(weights.uses()):
         editor.wrap(use, "Mul", editor.number(0.95, weights))
@@ -182,7 +182,7 @@ def weights_squared(editor: Editor, place: Site) -> bool:
 
 @site
 def scale_of_one_head(editor: Editor, place: Site) -> bool:
-    """Queries of one head are 5 % longer."""
+    """Queries of one head are 5 % larger."""
     query = place.product.inputs[0]  # type: ignore[union-attr]
     heads = query.shape[1] if query.shape is not None and len(query.shape) == 4 else 0
     if not isinstance(heads, int) or heads < 2:
@@ -194,7 +194,7 @@ def scale_of_one_head(editor: Editor, place: Site) -> bool:
 
 
 def other_layer(name: str, role: str) -> Change:
-    """A site reads the query, key or value of an earlier one."""
+    """An attention reads the queries, keys or values of an earlier one."""
 
     def changed(editor: Editor) -> bool:
         places = sites(editor.model)
@@ -215,7 +215,7 @@ def other_layer(name: str, role: str) -> Change:
 
 
 def _shape(value: ir.Value | None) -> list[int | None] | None:
-    """Known sizes of the axes."""
+    """The sizes of the axes, None where a size is not a number."""
     if value is None or value.shape is None:
         return None
     return [size if isinstance(size, int) else None for size in value.shape]
@@ -228,7 +228,7 @@ other_layer("values_of_another_layer", "value")
 
 @site
 def heads_as_tokens(editor: Editor, place: Site) -> bool:
-    """The result is laid out without exchanging heads and tokens."""
+    """The result is reshaped without the Transpose of heads and tokens."""
     value, uses = below(place.context.outputs[0], {"Reshape", "Cast"})  # type: ignore[union-attr]
     for node, _ in uses:
         if node.op_type == "Transpose" and tuple(node.attributes["perm"].as_ints()) == (0, 2, 1, 3):
@@ -251,7 +251,7 @@ def repeats(place: Site, role: str) -> ir.Node | None:
 
 
 def tiled(name: str, *roles: str) -> Change:
-    """Heads are repeated as a whole (0, 1, 0, 1) where each should be repeated (0, 0, 1, 1)."""
+    """The list of heads is repeated (0, 1, 0, 1) instead of each head (0, 0, 1, 1)."""
 
     def changed(editor: Editor) -> bool:
         places = [place for place in sites(editor.model) if place.product is not None]
@@ -281,7 +281,7 @@ tiled("keys_and_values_tiled", "key", "value")
 
 @site
 def norm_epsilon(editor: Editor, place: Site) -> bool:
-    """The small number in a norm of queries or keys, or of the layer's input, is 0.3."""
+    """The epsilon in a norm of queries, of keys or of the layer's input is 0.3."""
     node, index = place.operands[editor.rng.choice(["query", "key"])]
     for step in find(node.inputs[index], lambda n: True, 40):
         if "epsilon" in step.attributes:

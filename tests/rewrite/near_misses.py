@@ -1,8 +1,8 @@
-"""Near misses: graphs of attention that are wrong in one way, so that a rewrite must leave them alone or keep their
-fault. `near_miss(model, name, seed)` returns a changed copy, or None where the graph has no place for this fault.
+"""Near misses: attention graphs with one fault. A rewrite must leave them unchanged or keep the fault.
 
-A fault is drawn by structure with a seed: which site, which side, which constant. Not every draw changes the function
-(a mask of minus infinity added twice is the same mask): whoever draws compares outputs (`difference`).
+`near_miss(model, name, seed)` returns a changed copy, or None if the graph has no place for this fault. The seed
+decides the site, the side (queries or keys) and the constant. Not every draw changes the results (a mask of minus
+infinity added twice is the same mask), so callers compare outputs with `difference`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from near_miss_rotations import ROTATIONS
 from near_miss_scores import SCORES
 
 Change = Callable[[Editor], bool]
-"""Changes the model in place; False where it has no place for the fault."""
+"""Changes the model in place; returns False if it has no place for the fault."""
 
 NEAR_MISSES: dict[str, Change] = {**ROTATIONS, **SCORES, **MASKS, **CACHES, **OPERATORS}
 """Every fault by name."""
 
 
 def near_miss(model: ir.Model, name: str, seed: int) -> ir.Model | None:
-    """A copy of the model with one fault, the same for the same seed; None where it has no place for it."""
+    """A copy of the model with one fault, the same for the same seed; None if the model has no place for it."""
     copy = model.clone()
     passes.ShapeInferencePass()(copy)
     editor = Editor(model=copy, rng=random.Random(zlib.crc32(name.encode()) + seed))
@@ -42,8 +42,10 @@ def near_miss(model: ir.Model, name: str, seed: int) -> ir.Model | None:
 
 
 def drawn(models: Mapping[str, ir.Model], count: int, seed: int) -> Iterator[tuple[str, str, int, ir.Model]]:
-    """At most `count` near misses as (name of the model, fault, seed, changed model): every fault comes about equally
-    often, of models drawn at random; no draw comes twice."""
+    """At most `count` near misses as (name of the model, fault, seed, changed model).
+
+    The faults take turns, the models are drawn at random, and no draw comes twice.
+    """
     rng = random.Random(seed)
     names, faults = list(models), list(NEAR_MISSES)
     seen: set[tuple[str, str, int]] = set()
@@ -66,7 +68,7 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def outputs(model: ir.Model, feeds: Feeds) -> list[np.ndarray]:
-    """What ONNX Runtime computes without optimisations."""
+    """The outputs of ONNX Runtime without optimisations."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -77,8 +79,11 @@ def outputs(model: ir.Model, feeds: Feeds) -> list[np.ndarray]:
 
 
 def difference(model: ir.Model, changed: ir.Model, references: Sequence[Feeds]) -> float:
-    """Largest difference between both models' outputs over the largest value, over all inputs; infinite where one has
-    a number and the other has none. Rows of padding don't count: a query that sees no key may yield anything."""
+    """The largest relative difference between the outputs of both models, over all inputs.
+
+    The difference of an output is relative to its largest value. It is infinite if the shapes differ, or if only one of
+    both values is finite. Padding does not count: a query that sees no key may yield anything.
+    """
     largest = 0.0
     for feeds in references:
         for old, new in zip(outputs(model, feeds), outputs(changed, feeds), strict=True):

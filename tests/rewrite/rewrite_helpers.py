@@ -1,4 +1,4 @@
-"""Files to rewrite, and rewriting without a process of its own."""
+"""Files to rewrite, and helpers that rewrite in the test's own process."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Array = np.ndarray[Any, Any]
 
 
 def saved(folder: Path, model: onnx.ModelProto | None = None, name: str = "in.onnx") -> Path:
-    """A file with this graph, by default that of one layer of a decoder."""
+    """A file with this graph; by default a decoder of one layer."""
     path = folder / name
     path.write_bytes((small_graphs.decoder() if model is None else model).SerializeToString())
     return path
 
 
 def in_process(monkeypatch: Any) -> None:
-    """Rewrite in this process, where a test can plant faults."""
+    """Rewrites in this process, so that a test can plant faults."""
     monkeypatch.setattr(draft, "rewrite_in_child", rewrite_into)
 
 
 def only_one_runtime(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Verify rewritten files on ONNX Runtime on the CPU alone, which is fast, and work in this folder."""
+    """Verifies rewritten files only on ONNX Runtime on the CPU, which is fast, and works in this folder."""
     verify = verify_rewritten.verify
 
     def fast(paths: Any, *, runtimes: Mapping[str, Runtime], **options: Any) -> Report:
@@ -51,18 +51,18 @@ def only_one_runtime(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def numbers_hidden(text: str) -> str:
-    """Output with `#` for each error, and without the rule whose length follows from them."""
+    """The text with `#` for each number like 1.2e-05, and without the lines of dashes, whose length depends on them."""
     text = re.sub(r"\d\.\d+e[+-]\d\d", "#", text)
     return "\n".join(line.rstrip() for line in text.splitlines() if not re.fullmatch(r" [─-]+", line))
 
 
 def rewritten(path: Path, out: Path, **options: Any) -> RewriteResult:
-    """Rewrite a file; `options` are those of RewriteOptions."""
+    """Rewrites a file; `options` are those of RewriteOptions."""
     return rewrite_file(path, out, RewriteOptions(**options))
 
 
 def rewritten_model(model: onnx.ModelProto, **options: Any) -> tuple[Rewritten, onnx.ModelProto]:
-    """What becomes of a graph, and the new one, which onnx's checker takes; `options` are those of rewrite_model."""
+    """The result of rewriting a graph, and the new graph, checked by onnx; `options` are those of rewrite_model."""
     done = rewrite_model(ir.from_proto(model), **options)
     proto = ir.to_proto(done.model)
     onnx.checker.check_model(proto, full_check=True)
@@ -70,7 +70,7 @@ def rewritten_model(model: onnx.ModelProto, **options: Any) -> tuple[Rewritten, 
 
 
 def feeds(batch: int, seq: int, past: int, layers: int = 1, seed: int = 0) -> dict[str, Array]:
-    """Inputs of a decoder of `small_graphs`, the second row padded on the left."""
+    """Inputs of a decoder of `small_graphs`; all rows but the first are padded on the left."""
     rng = np.random.default_rng(seed)
     mask = np.ones((batch, past + seq), np.int64)
     mask[1:, : (past + seq) // 3] = 0
@@ -86,7 +86,7 @@ def feeds(batch: int, seq: int, past: int, layers: int = 1, seed: int = 0) -> di
 
 
 def ran(path: Path, arrays: dict[str, Array], outputs: Sequence[str] | None = None) -> list[Array]:
-    """What ONNX Runtime computes."""
+    """The outputs of ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
@@ -95,5 +95,5 @@ def ran(path: Path, arrays: dict[str, Array], outputs: Sequence[str] | None = No
 
 
 def names_of(folder: Path) -> list[str]:
-    """The files of a folder."""
+    """The names of the files in a folder, sorted."""
     return sorted(entry.name for entry in folder.iterdir())

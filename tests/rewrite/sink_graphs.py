@@ -1,7 +1,7 @@
-"""Attention whose sum of exponentials has a number more, or whose exponentials have another base, and near misses.
+"""Attention with a number added to the sum of exponentials, or with another base of the exponentials, and near misses.
 
-Each is a function from the scores and the values to what attention makes of them (softmax_graphs.Mix). Nothing here
-imports posexport.
+Each is a function from the scores and the values to the result of the attention (softmax_graphs.Mix). This file does
+not import posexport.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def number(g: Graph, value: float) -> str:
 
 
 def causal(g: Graph, scores: str, fill: float) -> str:
-    """Scores with a number in place of those of later keys; no query sees the first key, so the first sees none."""
+    """Scores with `fill` at the query's own key and all later keys, so that the first query sees no key."""
     length = g.op("Squeeze", g.length(scores, 3), g.constant([0]))
     places = g.op("Range", g.constant(0), length, g.constant(1))
     later = g.op("GreaterOrEqual", places, g.op("Unsqueeze", places, g.constant([1])))
@@ -34,7 +34,7 @@ def padded(
     scaled: bool = False,
     masked: bool = False,
 ) -> Mix:
-    """softmax(pad(x)) without the additional weight; near misses pad other axes, scale later, or keep the weight."""
+    """softmax(pad(x)) without the additional weight. Near misses pad other axes, scale later, or keep the weight."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         scores = causal(g, scores, -1e9) if masked else scores
@@ -54,7 +54,7 @@ def padded(
 
 
 def padded_by_axes(axis: int = -1) -> Mix:
-    """The same with the axes of opset 18."""
+    """Like `padded`, but Pad has the input `axes` of opset 18."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         wide = g.op("Pad", scores, g.constant([0, 1]), number(g, 0.0), g.constant([axis]))
@@ -65,7 +65,7 @@ def padded_by_axes(axis: int = -1) -> Mix:
 
 
 def padded_by_lengths(g: Graph, scores: str, values: str) -> str:
-    """Pads that the graph computes from constants, as TorchScript writes them."""
+    """Like `padded`, but the graph computes the pads from constants, as TorchScript exports do."""
     zeros = g.op("ConstantOfShape", g.constant([6]))
     pairs = g.op("Reshape", g.op("Concat", g.constant([0, 1]), g.op("Cast", zeros, to=7), axis=0), g.constant([-1, 2]))
     turned = g.op("Slice", pairs, g.constant([-1]), g.constant([-(2**60)]), g.constant([0]), g.constant([-1]))
@@ -76,7 +76,7 @@ def padded_by_lengths(g: Graph, scores: str, values: str) -> str:
 
 
 def padded_by_tokens(g: Graph, scores: str, values: str) -> str:
-    """As many more logits as there are tokens."""
+    """Adds as many logits as there are tokens."""
     pads = g.op("Concat", g.constant([0] * 7), g.length(scores, 3), axis=0)
     weights = g.op("Softmax", g.op("Pad", scores, pads, number(g, 0.0)), axis=-1)
     kept = g.op("Slice", weights, g.constant([0]), g.length(scores, 3), g.constant([3]))
@@ -84,7 +84,7 @@ def padded_by_tokens(g: Graph, scores: str, values: str) -> str:
 
 
 def concatenated(logit: float = 0.0, *, of_length: bool = False) -> Mix:
-    """softmax([x, c]) with zeros, or a number, for each query; a near miss has the number of tokens as its logit."""
+    """softmax([x, c]) with the same number c for each query. A near miss adds the number of tokens to c."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         shape = g.op("Concat", g.op("Shape", scores, end=3), g.constant([1]), axis=0)
@@ -99,7 +99,7 @@ def concatenated(logit: float = 0.0, *, of_length: bool = False) -> Mix:
 
 
 def added(weight: float = 1.0, *, first: bool = False, late: bool = False, masked: bool = False) -> Mix:
-    """exp(x) / (c + sum(exp(x)))."""
+    """exp(x) / (c + sum(exp(x))) with c = `weight`; with `late`, the product with the values is divided."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         powers = g.op("Exp", causal(g, scores, -1e9) if masked else scores)
@@ -117,7 +117,7 @@ def stable(
 ) -> Mix:
     """exp(x - m) / (exp(-m) + sum(exp(x - m))), with m at least `least`.
 
-    Near misses add exp(m), add the maximum over the axis `other`, or put the axis of exp(-m) at `put`.
+    Near misses add exp(m), take m of the added term over the axis `other`, or put the axis of exp(-m) at `put`.
     """
 
     def mix(g: Graph, scores: str, values: str) -> str:
@@ -143,14 +143,14 @@ def stable(
 
 
 def less_a_maximum(g: Graph, scores: str, values: str) -> str:
-    """exp(x - m) / (1 + sum(exp(x - m))), whose sink follows the largest logit."""
+    """exp(x - m) / (1 + sum(exp(x - m))): the sink depends on the largest logit m."""
     powers = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.constant([-1]))))
     total = g.op("Add", g.op("ReduceSum", powers, g.constant([-1])), number(g, 1.0))
     return g.op("MatMul", g.op("Div", powers, total), values)
 
 
 def by_query(g: Graph, scores: str, values: str) -> str:
-    """Another number beside the sum of each query."""
+    """Adds another number to the sum of each query."""
     powers = g.op("Exp", scores)
     length = g.op("Squeeze", g.length(scores, 2), g.constant([0]))
     places = g.op("Unsqueeze", g.op("Range", g.constant(0), length, g.constant(1)), g.constant([1]))
@@ -168,7 +168,7 @@ def to_base(
     summed: float | None = None,
     late: bool = False,
 ) -> Mix:
-    """b^x / sum(b^x); with `back`, x is scaled by log2(e) before. A near miss has another base in its sum."""
+    """b^x / sum(b^x); `back` first scales x by log2(e). A near miss has the base `summed` in its sum."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         scores = g.op("Mul", scores, number(g, float(np.log2(np.e)))) if back else scores
@@ -186,14 +186,14 @@ def to_base(
 
 
 def squares(g: Graph, scores: str, values: str) -> str:
-    """x^2 / sum(x^2), which is no softmax."""
+    """x^2 / sum(x^2), which is not a softmax."""
     powers = g.op("Pow", scores, number(g, 2.0))
     total = g.op("ReduceSum", powers, g.constant([-1]))
     return g.op("MatMul", g.op("Div", powers, total), values)
 
 
 def weights_of(scores: Array, *, more: float = 0.0, base: float = np.e, masked: bool = False) -> Array:
-    """Exponentials over their sum and `more`; if `masked`, keys are hidden as `causal` hides them."""
+    """base^x / (more + sum(base^x)); if `masked`, keys are hidden as `causal` hides them."""
     powers = base**scores
     if masked:
         powers = np.where(np.arange(scores.shape[-1]) >= np.arange(scores.shape[-2])[:, None], 0.0, powers)
@@ -247,4 +247,4 @@ NEAR_MISSES: dict[str, tuple[str | None, Mix]] = {
     "base one": (None, to_base(1.0)),
     "squares": (None, squares),
 }
-"""Each near miss with the code of the reason; None if it is not listed."""
+"""Each near miss with the code of the reason that a rewrite lists, or None if it lists none."""

@@ -1,5 +1,4 @@
-"""Small graphs with attention, written by hand with onnx alone, as exporters write them. Nothing here imports
-posexport."""
+"""Small attention graphs, written by hand with onnx as exporters write them. This file does not import posexport."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ VOCABULARY, HIDDEN, HEADS, KV_HEADS, SIZE = 19, 32, 4, 2, 8
 
 
 class Graph:
-    """Nodes and weights of a graph that is being written."""
+    """Builds the nodes and weights of a graph."""
 
     def __init__(self, seed: int = 0) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -31,13 +30,13 @@ class Graph:
         return output
 
     def parts(self, kind: str, count: int, *inputs: str, **attributes: Any) -> list[str]:
-        """The outputs of a new node that has several."""
+        """The outputs of a new node with several outputs."""
         outputs = [f"{kind.lower()}_{len(self.nodes)}_{at}" for at in range(count)]
         self.nodes.append(helper.make_node(kind, inputs, outputs, name=f"node_{outputs[0]}", **attributes))
         return outputs
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
-        """A small constant, an initializer as torch writes them."""
+        """A small constant as an initializer, as torch exports it."""
         return self.weight(f"const_{len(self.weights)}", np.asarray(value, dtype))
 
     def weight(self, name: str, array: np.ndarray[Any, Any]) -> str:
@@ -55,7 +54,7 @@ class Graph:
 
 
 def causal(g: Graph, scores: str) -> str:
-    """Which keys queries see of scores [B, N, S, T] whose last query is the last key: bool [S, T]."""
+    """Causal mask, bool [S, T], of scores [B, N, S, T] whose last query is at the last key."""
     rows, keys = (
         g.op("Range", g.constant(0), g.op("Squeeze", g.length(scores, axis)), g.constant(1)) for axis in (2, 3)
     )
@@ -73,10 +72,10 @@ def decoder(
     length_of: str = "mask",
     one_cache: bool = False,
 ) -> onnx.ModelProto:
-    """Tokens to logits: attention with grouped heads, RoPE of the layout half, padding, causal, and a cache.
+    """A causal decoder with grouped heads, RoPE of the layout half, a padding mask and a cache.
 
-    Causality counts the keys by what `length_of` says: the padding `mask`, the `keys` behind the cache, or those keys
-    `repeated` for all heads. With `one_cache` all layers read the keys and values of the first.
+    The causal mask takes the number of keys from what `length_of` names: the padding `mask`, the `keys` after the
+    cache, or the keys `repeated` for all heads. With `one_cache`, all layers read the keys and values of the first.
     """
     g = Graph(seed)
     inputs = [_info("input_ids", TensorProto.INT64, "batch", "seq")]
@@ -137,7 +136,10 @@ def _angles(g: Graph) -> tuple[str, str]:
 
 
 def _seen(g: Graph, cache: bool, keys_of: str | None = None) -> str:
-    """0 where a token sees a key and the least number elsewhere, [B, 1, S, T]; `keys_of` [B, K, T, D] counts keys."""
+    """The mask [B, 1, S, T]: 0 where a token sees a key, and the smallest float32 elsewhere.
+
+    The number of keys is that of `keys_of` [B, K, T, D] if given, otherwise that of attention_mask.
+    """
     seq, total = g.length("input_ids", 1), g.length(keys_of, 2) if keys_of else g.length("attention_mask", 1)
     zero, one = g.constant(0), g.constant(1)
     keys = g.op("Range", zero, g.op("Squeeze", total), one)
@@ -186,7 +188,7 @@ def _rotated(g: Graph, x: str, angles: tuple[str, str]) -> str:
 
 
 def _repeated(g: Graph, x: str) -> str:
-    """Each of the key heads for the query heads that share it."""
+    """Repeats each key head for the query heads that share it."""
     groups = HEADS // KV_HEADS
     shape = g.op("Concat", g.length(x, 0), g.constant([KV_HEADS, groups]), g.length(x, 2), g.constant([SIZE]), axis=0)
     wide = g.op("Expand", g.op("Unsqueeze", x, g.constant([2])), shape)
@@ -203,7 +205,7 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]
 
 
 def inputs(batch: int, seq: int, past: int, left: int = 0, layers: int = 1) -> dict[str, Array]:
-    """Tokens behind cached ones; the first `left` of each row but the first are padding."""
+    """`seq` tokens after `past` cached ones. The first `left` tokens of each row except the first are padding."""
     rng = np.random.default_rng(seq)
     mask = np.ones((batch, past + seq), np.int64)
     mask[1:, :left] = 0
@@ -220,4 +222,4 @@ def inputs(batch: int, seq: int, past: int, left: int = 0, layers: int = 1) -> d
 
 
 SHAPES = [(1, 1, 0, 0), (2, 6, 0, 2), (3, 1, 9, 4), (2, 4, 5, 1)]
-"""Batch, tokens, cached ones, padding."""
+"""Batch, tokens, cached tokens, padding on the left."""

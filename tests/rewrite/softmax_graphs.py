@@ -1,7 +1,7 @@
-"""Attention whose softmax is written out, as people and exporters write it, and near misses of each spelling.
+"""Attention whose softmax is written out in single operators, as people and exporters do, and near misses of each form.
 
-Each is a function from the scores and the values to what attention makes of them, [B, N, S, D]. Nothing here imports
-posexport.
+Each is a function from the scores and the values to the result of the attention, [B, N, S, D]. This file does not
+import posexport.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Mix = Callable[[Graph, str, str], str]
 
 
 def attention(mix: Mix) -> onnx.ModelProto:
-    """Features [batch, seq, HIDDEN] and a mask [batch, seq] of zeros and ones to attention over them."""
+    """Attention over features [batch, seq, HIDDEN], with a mask [batch, seq] of zeros and ones if `mix` reads it."""
     g = Graph()
 
     def heads(name: str) -> str:
@@ -42,7 +42,7 @@ def attention(mix: Mix) -> onnx.ModelProto:
 
 
 def expected(model: onnx.ModelProto, features: Array) -> Array:
-    """What attention is, in float64."""
+    """Attention in numpy, in float64."""
     weights = {one.name: numpy_helper.to_array(one).astype(np.float64) for one in model.graph.initializer}
     rows, tokens, _ = features.shape
     q, k, v = (
@@ -55,7 +55,7 @@ def expected(model: onnx.ModelProto, features: Array) -> Array:
 
 
 def reduced(g: Graph, kind: str, value: str, axis: int = 3, put: int = 3, *, by: str = "Unsqueeze") -> str:
-    """A sum or a maximum that drops its axis, and gets one at `put`."""
+    """A sum or a maximum that drops its axis; Unsqueeze or Reshape then inserts an axis at `put`."""
     result = g.op(kind, value, g.constant([axis]), keepdims=0)
     if by == "Unsqueeze":
         return g.op("Unsqueeze", result, g.constant([put]))
@@ -72,8 +72,11 @@ def jax(
     wide: bool = False,
     least: float | None = None,
 ) -> Mix:
-    """jax.nn.softmax; `maximum` is where the axis of the maximum is put, `least` what it is at least; `wide`: sums are
-    broadcast to all keys."""
+    """The softmax of jax.nn.softmax.
+
+    `maximum` is the place of the maximum's inserted axis, and `least` is a lower bound of the maximum. With `wide`, the
+    graph expands the sums to all keys.
+    """
 
     def mix(g: Graph, scores: str, values: str) -> str:
         most = reduced(g, "ReduceMax", scores, put=maximum, by=by)
@@ -87,7 +90,7 @@ def jax(
 
 
 def maximum_over(axis: int) -> Mix:
-    """A softmax of scores less their maximum over an axis."""
+    """A softmax of the scores minus their maximum over an axis."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         less = g.op("Sub", scores, g.op("ReduceMax", scores, g.constant([axis])))
@@ -101,7 +104,7 @@ def of_log_softmax(axis: int = -1) -> Mix:
 
 
 def log_sum_exp(axis: int = -1, put: int | None = None) -> Mix:
-    """exp(x - ReduceLogSumExp(x)), whose axis is dropped and put back where that is given."""
+    """exp(x - ReduceLogSumExp(x)); with `put`, the reduction drops its axis and Unsqueeze inserts one there."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         if put is None:
@@ -136,7 +139,7 @@ def by_one_over(number: float = 1.0) -> Mix:
 
 
 def late(axis: int = 3, *, factor: float = 1.0, reciprocal: bool = False, einsum: str | None = None) -> Mix:
-    """(exp(x) v) / sum(exp(factor x)), with its axis put back as the last."""
+    """(exp(x) v) / sum(exp(factor x)), with the axis of the sum inserted as the last."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         powers = g.op("Exp", scores)
@@ -149,7 +152,7 @@ def late(axis: int = 3, *, factor: float = 1.0, reciprocal: bool = False, einsum
 
 
 def late_behind_a_transpose(g: Graph, scores: str, values: str) -> str:
-    """The product is divided when its heads stand behind its tokens."""
+    """The graph divides the product after a Transpose to [B, S, N, D]."""
     powers = g.op("Exp", scores)
     mixed = g.op("Transpose", g.op("MatMul", powers, values), perm=[0, 2, 1, 3])
     total = g.op("Transpose", g.op("ReduceSum", powers, g.constant([-1])), perm=[0, 2, 1, 3])
@@ -157,7 +160,7 @@ def late_behind_a_transpose(g: Graph, scores: str, values: str) -> str:
 
 
 def masked(*, at_end: bool = False) -> Mix:
-    """exp(x) * mask / sum(exp(x) * mask), or divided behind the product."""
+    """exp(x) * mask / sum(exp(x) * mask); with `at_end`, the product with the values is divided."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         powers = g.op("Mul", g.op("Exp", scores), g.op("Unsqueeze", "attention_mask", g.constant([1, 2])))
@@ -170,7 +173,10 @@ def masked(*, at_end: bool = False) -> Mix:
 
 
 def seen(g: Graph, scores: str, *, keys_only: bool = False, window: int = 2) -> str:
-    """Truth values [1, 1, S, T]: keys up to the query and `window` ahead; or [1, 1, 1, T], all keys but the third."""
+    """A bool mask [1, 1, S, T] that allows keys up to `window` after the query.
+
+    With `keys_only`, a mask [1, 1, 1, T] that allows all keys except the third.
+    """
     length = g.op("Squeeze", g.length(scores, 3), g.constant([0]))
     places = g.op("Range", g.constant(0), length, g.constant(1))
     if keys_only:
@@ -180,7 +186,7 @@ def seen(g: Graph, scores: str, *, keys_only: bool = False, window: int = 2) -> 
 
 
 def of_table(g: Graph, scores: str, least: float) -> str:
-    """Which keys are seen as numbers [1, 1, S, T] of a constant for 64 tokens, `least` where a key is hidden."""
+    """A mask of floats [1, 1, S, T], sliced from a constant for 64 tokens: 1 where a key is visible, else `least`."""
     places = np.arange(64)
     table = np.where(places <= places[:, None] + 2, 1.0, least).astype(np.float32)[None, None]
     lengths = g.op("Concat", g.length(scores, 2), g.length(scores, 3), axis=0)
@@ -196,8 +202,10 @@ def zeroed(
     sums: str = "zeroed",
     least: float = 0.0,
 ) -> Mix:
-    """Exponentials made zero where keys are hidden, then divided by their sum; near misses fill another number, or sum
-    others."""
+    """Exponentials that are set to zero at hidden keys and then divided by their sum.
+
+    Near misses fill in another number or divide by another sum.
+    """
 
     def mix(g: Graph, scores: str, values: str) -> str:
         powers = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.constant([-1]))))
@@ -223,7 +231,7 @@ def zeroed(
 
 
 def zeroed_by_input(g: Graph, scores: str, values: str) -> str:
-    """Exponentials made zero where an input says so."""
+    """Exponentials that are set to zero where the input attention_mask hides keys."""
     truth = g.op("Greater", g.op("Unsqueeze", "attention_mask", g.constant([1, 2])), g.constant(0.5, np.float32))
     powers = g.op("Where", truth, g.op("Exp", scores), g.constant(0.0, np.float32))
     return g.op("MatMul", g.op("Div", powers, g.op("ReduceSum", powers, g.constant([-1]))), values)
@@ -248,11 +256,11 @@ NOT_ZEROED: dict[str, Mix] = {
     "a number beside": zeroed(sums="added"),
     "a table of other numbers": zeroed("constant", least=0.25),
 }
-"""What is no softmax of the keys that are seen."""
+"""Mixes that are not a softmax of the visible keys."""
 
 
 def bounded(kind: str, bound: float = 1e-9, maximum: int | None = None, *, upper: bool = False) -> Mix:
-    """A sum that is kept from zero, of scores less their `maximum` over an axis where one is given."""
+    """A softmax whose sum has a lower bound. If `maximum` is given, the scores are reduced by their maximum over it."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         if maximum is not None:
@@ -274,13 +282,13 @@ def log_with_maximum(g: Graph, scores: str, values: str) -> str:
 
 
 def linear(g: Graph, value: str) -> str:
-    """A linear layer over heads, as CaiT has it."""
+    """A linear layer over heads, as in CaiT."""
     wide = g.op("MatMul", g.op("Transpose", value, perm=[0, 2, 3, 1]), g.random(f"w{len(g.nodes)}", HEADS, HEADS))
     return g.op("Transpose", g.op("Add", wide, g.random(f"b{len(g.nodes)}", HEADS)), perm=[0, 3, 1, 2])
 
 
 def convolved(g: Graph, value: str) -> str:
-    """A convolution and a normalisation over heads, as DeepViT has them."""
+    """A convolution and a batch normalisation over heads, as in DeepViT."""
     value = g.op("Conv", value, g.random(f"w{len(g.nodes)}", HEADS, HEADS, 1, 1))
     scale, bias, mean, variance = (g.weight(f"n{len(g.nodes)}{at}", np.full(HEADS, 1, np.float32)) for at in range(4))
     return g.op("BatchNormalization", value, scale, bias, mean, variance)
@@ -291,7 +299,7 @@ def summed(g: Graph, value: str) -> str:
 
 
 def talking(layer: Callable[[Graph, str], str], *, before: bool, behind: bool) -> Mix:
-    """Heads that are mixed before the softmax, behind it, or both."""
+    """Heads that are mixed before the softmax, after it, or both."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         weights = g.op("Softmax", layer(g, scores) if before else scores, axis=-1)
@@ -301,7 +309,7 @@ def talking(layer: Callable[[Graph, str], str], *, before: bool, behind: bool) -
 
 
 def merged(shape: tuple[int, ...]) -> Mix:
-    """Softmax over more than the keys of a query, whose axes a Reshape makes one."""
+    """A softmax over more than the keys of a query: a Reshape merges axes before it."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         weights = g.op("Softmax", g.op("Reshape", scores, g.constant(shape)), axis=-1)
@@ -311,13 +319,13 @@ def merged(shape: tuple[int, ...]) -> Mix:
 
 
 def softmin(g: Graph, scores: str, values: str) -> str:
-    """Softmax of what is less than zero by a distance."""
+    """A softmax of negative distances."""
     distances = g.op("Neg", scores)
     return g.op("MatMul", g.op("Softmax", g.op("Neg", distances), axis=-1), values)
 
 
 def bounded_below_zero(g: Graph, scores: str, values: str) -> str:
-    """A bound that no score reaches before they change their sign."""
+    """A lower bound of the distances that is above all of them."""
     distances = g.op("Max", g.op("Neg", scores), g.constant(1e9, np.float32))
     return g.op("MatMul", g.op("Softmax", g.op("Neg", distances), axis=-1), values)
 

@@ -1,4 +1,4 @@
-"""All pairs: a small selection from a product of options in which every two options still meet."""
+"""All-pairs selection: a few rows from a product of options in which every two options still occur together."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ def _pairs(row: Row) -> set[tuple[tuple[str, int], tuple[str, int]]]:
 
 
 def all_pairs(options: Mapping[str, Sequence[Any]], allowed: Callable[[Row], bool], tries: int = 3000) -> list[Row]:
-    """Rows of `options`, one value for each name, that are `allowed`; every two values that any of `tries` random rows
-    holds together are in one of them. The same each time."""
+    """Rows of `options`, one value for each name, that are `allowed`.
+
+    The function draws `tries` random rows. Every two values that occur together in an allowed one of them also occur
+    together in a returned row. The result is the same each time.
+    """
     rng = random.Random(0)
     pool, missing = [], set()
     for _ in range(tries):

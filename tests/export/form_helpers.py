@@ -1,4 +1,4 @@
-"""Blocks of ours by form and target: a selection of all options, and runs on ONNX Runtime against the oracle."""
+"""Exported blocks by form and target: rows of options, and comparisons of ONNX Runtime with the oracle."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from posexport.verify.cases import Case, make_cases
 Run = Callable[[dict[str, Array]], dict[str, Array]]
 
 BOUNDS = {"fp32": 5e-5, "fp16": 1.2e-2}
-"""Of the largest value: angles up to 200, and sums of 32 products. Another option is off by more than twice as much."""
+"""Allowed errors relative to the largest value, for angles up to 200 and sums of 32 products.
+
+A wrong option causes more than twice this error.
+"""
 SMALL = ("offset", "scattered", "loud", "prefill", "step")
-"""Cases of verify of a few tokens each, at positions where fp32 knows the angles."""
+"""Cases of verify with few tokens, at positions where fp32 represents the angles well."""
 
 
 HOWS = [
@@ -52,32 +55,35 @@ ENCODINGS: dict[str, dict[str, Any]] = {
 
 
 def spec_of(row: Row) -> Spec:
-    """The spec of a row; RequestError where there can be none."""
+    """The spec of a row. Raises RequestError if the options do not fit together."""
     over = {key: value for key, value in row.items() if key != "how"}
     return small_spec(**{**over, **ENCODINGS.get(row["encoding"], {})})
 
 
 def carried(row: Row) -> bool:
-    """Whether a row is a spec, and its form has operators for it."""
+    """Whether a row is a valid spec that its form and target support."""
     try:
         return unsupported_reason(spec_of(row), *row["how"]) is None
-    except RequestError:  # no spec at all: an encoder's keys that grow, say
+    except RequestError:  # not a valid spec, for example cross-attention with a cache
         return False
 
 
 ROWS = all_pairs(OPTIONS, carried)
-"""All pairs of those."""
+"""Rows that contain all pairs of options."""
 
 
 def small_cases(spec: Spec, form: str, names: Collection[str] = SMALL, **fixed: int) -> list[Case]:
-    """Prefills, chunks and steps, with padding of all kinds, as far as a spec has them; dimensions may be `fixed`."""
+    """The cases of verify with these names that a spec has; `fixed` gives sizes of dimensions."""
     bounds = {**bounds_of(graph_inputs(spec), {}), **{name: (size, size) for name, size in fixed.items()}}
     made = make_cases(spec, 0, bounds, form)
     return [each for each in made if each.name.split(" [")[0] in names]
 
 
 def errors(spec: Spec, run: Run, cases: list[Case]) -> dict[str, float]:
-    """The largest error of each case over all outputs, relative to the largest value of the oracle's; inf for NaN."""
+    """The largest error of each case over all outputs; inf if a value is not finite.
+
+    The error is relative to the oracle's largest value, or to 1 if that is smaller.
+    """
     found: dict[str, float] = {}
     for each in cases:
         wanted = oracles.outputs(spec, as_float64(weights_for(spec)), each.arrays)
@@ -95,7 +101,7 @@ def errors(spec: Spec, run: Run, cases: list[Case]) -> dict[str, float]:
 def check_form(
     spec: Spec, form: str, target: str, names: Collection[str] = SMALL, bound: float | None = None, **how: Any
 ) -> None:
-    """An export is the oracle on ONNX Runtime."""
+    """Asserts that an export agrees with the oracle on ONNX Runtime."""
     run = open_ort(export(spec, weights_for(spec), form=form, target=target, **how))
     found = errors(spec, run, small_cases(spec, form, names))
     assert len(found) >= min(3, len(names))

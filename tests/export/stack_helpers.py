@@ -1,4 +1,4 @@
-"""An oracle for stacks: all layers traced, and two graphs compared node by node but for names."""
+"""An oracle for stacks: a trace of all layers, and a comparison of two graphs node by node except for names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posexport.spec.spec import Spec
 
 
 def traced_whole(spec: Spec, form: str = "decomposed", target: str = "portable") -> onnx.ModelProto:
-    """The block with every layer traced by torch's exporter."""
+    """The block exported with every layer traced by torch's exporter."""
     functions = Functions(default_opset(form, spec), form, target)
     fixed = {"batch": None, "seq": None, "max_seq": None}
     names = (list(graph_inputs(spec)), list(graph_outputs(spec)))
@@ -35,7 +35,7 @@ def traced_whole(spec: Spec, form: str = "decomposed", target: str = "portable")
 
 
 def difference(one: onnx.ModelProto, two: onnx.ModelProto, weights: Iterable[str]) -> str | None:
-    """The first way in which two graphs differ, names of nodes and of inner values left out; None where they don't."""
+    """The first difference between two graphs except names of nodes and of inner values, or None."""
     for what in ("input", "output"):
         if list(getattr(one.graph, what)) != list(getattr(two.graph, what)):
             return (
@@ -51,7 +51,7 @@ def difference(one: onnx.ModelProto, two: onnx.ModelProto, weights: Iterable[str
         return f"functions: {[v.name for v in one.functions]}, {[v.name for v in two.functions]}"
     for node in (*one.graph.node, *two.graph.node):
         for attribute in node.attribute:
-            attribute.t.ClearField("name")  # that of a constant's value, which is a name too
+            attribute.t.ClearField("name")  # the name of a constant's tensor
     same: dict[str, object] = {value.name: value.name for value in (*one.graph.input, *one.graph.initializer)}
     same |= {"": "", **mine}
     for index, (a, b) in enumerate(zip(one.graph.node, two.graph.node, strict=False)):
@@ -67,7 +67,10 @@ def difference(one: onnx.ModelProto, two: onnx.ModelProto, weights: Iterable[str
 
 
 def _constants(model: onnx.ModelProto, weights: Iterable[str]) -> dict[str, object]:
-    """Every constant of a graph by what it holds: torch's exporter folds some once for each layer."""
+    """The dtype, shape and bytes of every constant of a graph by name.
+
+    Values identify constants because torch's exporter folds some once for each layer.
+    """
     found = {}
     for tensor in model.graph.initializer:
         if tensor.name not in weights:
@@ -106,7 +109,7 @@ STACKS: dict[str, dict[str, object]] = {
         ],
     },
 }
-"""Stacks of five layers, as data of specs: caches, patterns, norms, what stands before the layers."""
+"""Stacks of five layers as data of specs: caches, layer patterns, norms and token embeddings."""
 
 
 def stack(name: str) -> Spec:

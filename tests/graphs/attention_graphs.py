@@ -1,8 +1,7 @@
-"""Small graphs with one attention, written with onnx alone, for what is said of attention. Nothing here imports
-posexport.
+"""Small graphs with one attention, for tests of the description of attention. This file does not import posexport.
 
-Queries, keys and values are projections of `hidden_states` [batch, seq, HEADS * SIZE]; what positions do is given as
-numbers.
+Queries, keys and values are projections of `hidden_states` [batch, seq, HEADS * SIZE]. Frequencies and biases are
+arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Writer:
-    """A graph that is being written, in float32 or in half precision."""
+    """Builds a graph in float32 or in half precision."""
 
     def __init__(self, half: bool = False) -> None:
         self.dtype, self.type = (np.float16, TensorProto.FLOAT16) if half else (np.float32, TensorProto.FLOAT)
@@ -57,7 +56,7 @@ class Writer:
 
 
 Rotate = Callable[[Writer, str, bool], str]
-"""(graph, heads [batch, HEADS, seq, SIZE], whether they are queries) to what they are turned to."""
+"""(graph, heads [batch, HEADS, seq, SIZE], whether they are queries) to the rotated heads."""
 
 Add = Callable[[Writer, str], str]
 """(graph, scores [batch, HEADS, seq, keys]) to scores with something added."""
@@ -74,7 +73,7 @@ def attention(
     key_heads: int = HEADS,
     half: bool = False,
 ) -> onnx.ModelProto:
-    """The graph; `fixed` are sizes of batch and seq."""
+    """The graph of one attention; `fixed` are the sizes of batch and seq if they are not dynamic."""
     g, rng = Writer(half), np.random.default_rng(0)
     batch, seq = fixed or ("batch", "seq")
     x = g.input("hidden_states", g.type, batch, seq, HEADS * SIZE)
@@ -112,7 +111,7 @@ def attention(
 
 
 def repeated(g: Writer, heads: str, times: int) -> str:
-    """Each head so many times, one after the other."""
+    """Repeats each head `times` times, one after the other."""
     batch, tokens = (g.op("Shape", heads, start=axis, end=axis + 1) for axis in (0, 2))
     shape = g.op("Concat", batch, g.const([HEADS // times, times]), tokens, g.const([SIZE]), axis=0)
     wide = g.op("Expand", g.op("Unsqueeze", heads, g.const([2])), shape)
@@ -129,10 +128,10 @@ def rotation(
     power: float = 1.0,
     places: bool = False,
 ) -> Rotate:
-    """A rotation with frequencies [P] or [axes, P] of positions, which are an input, or with `places` counted in rows.
+    """A rotation with frequencies [P] or [axes, P].
 
-    `keys` are frequencies of the keys where they are others; `table` rows of a table hold cosines and sines, of powers
-    of positions.
+    The positions are an input. With `places`, the graph counts them instead. `keys` are the frequencies of the keys if
+    they differ. With `table`, a table of so many rows holds the cosines and sines; row i is for position i ** `power`.
     """
 
     def rotate(g: Writer, heads: str, queries: bool) -> str:
@@ -189,7 +188,7 @@ def _cos_sin(
 
 
 def distances(g: Writer, scores: str) -> str:
-    """Query position minus key position [seq, keys], by places."""
+    """Query index minus key index, [seq, keys]; the last query has the index of the last key."""
     seq, keys = g.length(scores, 2), g.length(scores, 3)
     first = g.op("Sub", keys, seq)
     q = g.op("Unsqueeze", g.op("Range", first, keys, g.const(1)), g.const([1]))
@@ -198,7 +197,10 @@ def distances(g: Writer, scores: str) -> str:
 
 
 def visible(*, behind: int | None = None, ahead: int | None = 0) -> Add:
-    """A mask that hides keys `behind` or more positions behind a query, and those more than `ahead` ahead."""
+    """A mask that hides keys `behind` or more positions before a query and keys more than `ahead` positions after it.
+
+    None means no limit.
+    """
 
     def add(g: Writer, scores: str) -> str:
         distance = distances(g, scores)
@@ -211,7 +213,7 @@ def visible(*, behind: int | None = None, ahead: int | None = 0) -> Add:
 
 
 def chunks(size: int) -> Add:
-    """A causal mask that hides keys of other chunks of so many tokens."""
+    """A causal mask that also hides keys of other chunks; a chunk has `size` tokens."""
 
     def add(g: Writer, scores: str) -> str:
         distance, keys = distances(g, scores), g.length(scores, 3)
@@ -225,7 +227,7 @@ def chunks(size: int) -> Add:
 
 
 def padding(hidden: float = float(np.finfo(np.float32).min)) -> Add:
-    """Keys that an input `attention_mask` [batch, keys] hides."""
+    """A mask that hides keys by an input `attention_mask` [batch, total]: adds `hidden` where it is 0."""
 
     def add(g: Writer, scores: str) -> str:
         mask = g.input("attention_mask", TensorProto.INT64, "batch", "total")
@@ -236,7 +238,7 @@ def padding(hidden: float = float(np.finfo(np.float32).min)) -> Add:
 
 
 def by_distance(table: Array, reach: int) -> Add:
-    """A bias [heads, 2 * reach + 1] of distances from -reach (ahead) to reach."""
+    """A bias from a table [heads, 2 * reach + 1] by distance, from -reach (key ahead) to reach."""
 
     def add(g: Writer, scores: str) -> str:
         index = g.op("Add", distances(g, scores), g.const(reach))

@@ -1,4 +1,4 @@
-"""Graphs that don't take all sizes that their inputs promise. Nothing here imports posexport."""
+"""Graphs that do not accept all sizes that their inputs declare. This file does not import posexport."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _Shape = tuple[int | str, ...]
 
 
 def _attention(g: Graph, x: str, *shape: int, out: str = "attended") -> str:
-    """Attention of x [..., WIDTH] laid out as [rows, tokens, HEADS, SIZE]; the result is [rows, HEADS, tokens, SIZE]
-    with heads merged, as [rows, tokens, WIDTH]."""
+    """Attention over x [..., WIDTH], which is reshaped to [rows, tokens, HEADS, SIZE] with `shape` = (rows, tokens).
+
+    The result is [rows, tokens, WIDTH].
+    """
 
     def heads(name: str) -> str:
         split = g.op("Reshape", g.op("MatMul", x, g.random(name, WIDTH, WIDTH)), g.constant([*shape, HEADS, SIZE]))
@@ -36,19 +38,23 @@ def _model(g: Graph, result: str, shape: _Shape = ("batch", "seq", WIDTH)) -> on
 
 
 def blocks(size: int = 8) -> onnx.ModelProto:
-    """Attention within blocks of tokens: any number of blocks is taken."""
+    """Attention within blocks of tokens. The graph accepts any number of blocks."""
     g = Graph()
     return _model(g, g.op("Reshape", _attention(g, "hidden", -1, size), g.op("Shape", "hidden")))
 
 
 def traced(batch: int = 2, seq: int = 8) -> onnx.ModelProto:
-    """Full attention whose sizes are those of an example: no others are taken."""
+    """Full attention with the sizes of an example. The graph accepts no others."""
     g = Graph()
     return _model(g, _attention(g, "hidden", batch, seq))
 
 
 def table(rows: int = 16) -> onnx.ModelProto:
-    """Positions that are added: so many tokens are taken, or one, to which all are added. Keys are times the length."""
+    """Attention with a table of `rows` positions that is added to the tokens.
+
+    The graph accepts `rows` tokens, or one token, which is broadcast to all positions. Keys are multiplied by the
+    number of tokens.
+    """
     g = Graph()
     x = g.op("Add", "hidden", g.random("positions", 1, rows, WIDTH))
     length = g.op("Cast", g.length("hidden", 1), to=TensorProto.FLOAT)
@@ -64,7 +70,7 @@ def table(rows: int = 16) -> onnx.ModelProto:
 
 
 def windows(side: int = 4) -> onnx.ModelProto:
-    """Attention within windows of feature maps [batch, height, width, features] of any number of windows."""
+    """Attention within windows of feature maps [batch, height, width, features]. It accepts any number of windows."""
     g = Graph()
     rows, height, width = (g.length("hidden", axis) for axis in range(3))
     high, wide = (g.op("Div", size, g.constant([side])) for size in (height, width))
@@ -78,16 +84,16 @@ def windows(side: int = 4) -> onnx.ModelProto:
 
 
 def traced_map(height: int = 4, width: int = 5) -> onnx.ModelProto:
-    """Attention between all places of a feature map, whose sides are those of an example: no others are taken."""
+    """Attention between all places of a feature map, with the sides of an example. The graph accepts no others."""
     g = Graph()
-    x = g.op("Reshape", "hidden", g.constant([-1, height, width, WIDTH]))  # other sides, or an error
+    x = g.op("Reshape", "hidden", g.constant([-1, height, width, WIDTH]))  # Other sides yield another map, or an error.
     x = _attention(g, g.op("Reshape", x, g.constant([0, height * width, WIDTH])), -1, height * width)
     x = g.op("Add", g.op("Reshape", x, g.constant([-1, height, width, WIDTH])), "hidden")
     return _model(g, x, ("batch", "height", "width", WIDTH))
 
 
 def squares(side: int = 5) -> onnx.ModelProto:
-    """Attention within windows of as many tokens as a square has: windows of a square of any number of windows."""
+    """Attention within windows of a square map, whose tokens are an axis. It accepts any number of windows per side."""
     g = Graph()
     rows, length = (g.length("hidden", axis) for axis in range(2))
     root = g.op("Sqrt", g.op("Cast", length, to=TensorProto.FLOAT))

@@ -1,4 +1,4 @@
-"""What posexport says of the attention of a graph."""
+"""The description that posexport gives of the attention of a graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posexport.graphs.view import view_of
 
 
 def described(model: onnx.ModelProto) -> dict[str, Any]:
-    """The one attention of a graph."""
+    """The description of the only attention of a graph."""
     inner = ir.from_proto(model)
     sites = call_sites(inner)
     view = view_of(inner)

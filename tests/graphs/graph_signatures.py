@@ -1,4 +1,4 @@
-"""Graphs that have inputs of the names and shapes that exporters write, and almost no nodes."""
+"""Graphs with the input names and shapes that exporters write, and almost no nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model_of(
     nodes: list[onnx.NodeProto] | None = None,
     weights: dict[str, object] | None = None,
 ) -> onnx.ModelProto:
-    """A model with these inputs, each read by an Identity, and with more nodes and weights."""
+    """A model with these inputs, each read by an Identity, and optionally more nodes and weights."""
     inputs = [helper.make_tensor_value_info(name, KINDS[dtype], shape) for name, (shape, dtype) in signature.items()]
     made = [
         helper.make_tensor_value_info(name, KINDS[dtype], shape) for name, (shape, dtype) in (outputs or {}).items()
@@ -44,7 +44,7 @@ def model_of(
 
 
 def graph_of(folder: Path, *arguments: object, **named: object) -> GraphFile:
-    """The same as a file that was read."""
+    """Like `model_of`, but written to a file and read back."""
     path = folder / "signature.onnx"
     path.write_bytes(model_of(*arguments, **named).SerializeToString())  # type: ignore[arg-type]
     return read_graph(path)

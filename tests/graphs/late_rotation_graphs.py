@@ -1,5 +1,7 @@
-"""Attention whose keys turn behind their cache, and attention of which a part of the width turns, as in DeepSeek-V2
-and V3 (arXiv:2405.04434). Nothing here imports posexport."""
+"""Attention that rotates keys after the cache, and attention that rotates a part of each head.
+
+DeepSeek-V2 and V3 rotate a part of each head (arXiv:2405.04434). This file does not import posexport.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,12 @@ def in_series(*rotations: Rotate) -> Rotate:
 def keys_turn_late(
     key_heads: int, *, repeated_first: bool = False, given: bool = False, cached: bool = True
 ) -> onnx.ModelProto:
-    """Causal attention whose cache holds keys that aren't turned: those of all tokens turn behind it, before or after
-    they are repeated for all heads. Queries turn by their places, or by `position_ids` that are `given`. Without a
-    cache the tokens are all there are."""
+    """Causal attention whose cache holds keys that are not rotated.
+
+    The keys of all tokens are rotated after the cache, and with `repeated_first` also after they are repeated for all
+    heads. Queries are rotated by their index, or with `given` by an input `position_ids`. With `cached` False, there
+    are no past tokens.
+    """
     g, rng = Writer(), np.random.default_rng(0)
     x = g.input("hidden_states", g.type, "batch", "seq", WIDTH)
     q, k, v = (_projected(g, rng, x, count) for count in (HEADS, key_heads, key_heads))
@@ -61,9 +66,10 @@ def latent(
     keys_part_first: bool = False,
     plain: int = 8,
 ) -> onnx.ModelProto:
-    """Multi-head latent attention: the last 8 features of each head turn, those of the keys are one head for all.
+    """Multi-head latent attention: the last 8 features of each head are rotated, and all heads share those of the keys.
 
-    `part_first` puts them first, and `keys_part_first` those of the keys. They are repeated by `expand`.
+    `part_first` puts these features first, and `keys_part_first` only those of the keys. The operator `expand`
+    (Expand or Tile) repeats the shared ones.
     """
     g, rng, part, value_dim = Writer(), np.random.default_rng(0), 8, 12
     dim = plain + part
@@ -116,7 +122,7 @@ def _normed(g: Writer, rng: np.random.Generator, x: str, width: int) -> str:
 
 
 def _cached(g: Writer, name: str, new: str, heads: int, size: int) -> str:
-    """New keys or values behind cached ones, which is an output too, by a copy."""
+    """New keys or values after cached ones; a copy of the result is an output."""
     whole = g.op("Concat", g.input(f"past_{name}", g.type, "batch", heads, "past", size), new, axis=2)
     g.nodes.append(helper.make_node("Identity", [whole], [f"present_{name}"]))
     g.outputs.append(helper.make_tensor_value_info(f"present_{name}", g.type, ("batch", heads, "keys", size)))
@@ -124,7 +130,7 @@ def _cached(g: Writer, name: str, new: str, heads: int, size: int) -> str:
 
 
 def _by_places(g: Writer, first: str, last: str) -> tuple[str, str]:
-    """Cosines and sines [tokens, P] of the places from `first` to before `last`."""
+    """Cosines and sines [tokens, P] of the positions from `first` to `last` - 1."""
     places = g.op("Cast", g.op("Range", first, last, g.const(1)), to=TensorProto.FLOAT)
     turns = g.op("Mul", g.op("Unsqueeze", places, g.const([1])), g.floats(FREQUENCIES))
     return g.op("Cos", turns), g.op("Sin", turns)
@@ -158,4 +164,4 @@ AGAIN = {
     "by a table": in_series(rotation(SLOW, table=64), WHOLE),
     "keys alone": lambda g, heads, queries: WHOLE(g, heads if queries else rotation(SLOW)(g, heads, queries), queries),
 }
-"""Rotations of what turns before or afterwards."""
+"""Pairs of rotations, one after the other."""

@@ -32,9 +32,10 @@ def one_node(
     dtypes: dict[int, int] | None = None,
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """A model and its inputs. `outputs`: how many, or a letter for each and `-` for those without a name.
+    """A model of one node, and its inputs.
 
-    `dtypes`: ONNX element types of outputs that are not float32.
+    `outputs` is the number of outputs, or a string with a letter for each and `-` for each output without a name.
+    `dtypes` are the ONNX element types of outputs that are not float32.
     """
     names = ["" if value is None else f"in{at}" for at, value in enumerate(inputs)]
     results = "abcdefgh"[:outputs] if isinstance(outputs, int) else outputs
@@ -67,7 +68,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
 
 
 def assert_same(got: list[Array], expected: list[Array], rtol: float = 2e-6, atol: float = 2e-6) -> None:
-    """Equal shapes and finiteness, whole numbers equal, floating-point ones within fp32's rounding."""
+    """Asserts that shapes are equal and that values agree within the rounding of fp32."""
     assert len(got) == len(expected)
     for a, b in zip(got, expected, strict=True):
         assert a.shape == b.shape
@@ -76,7 +77,7 @@ def assert_same(got: list[Array], expected: list[Array], rtol: float = 2e-6, ato
 
 
 def compare(operator: str, inputs: list[Array | None], outputs: int | str = 1, **options: Any) -> list[Array]:
-    """Evaluate and run one node, compare all outputs, and give them."""
+    """Evaluates and runs one node, compares all outputs, and returns those of the evaluator."""
     model, feeds = one_node(operator, inputs, outputs, **options)
     got = evaluated(model, feeds)
     assert_same(got, run(model, feeds))

@@ -1,4 +1,4 @@
-"""The inputs and outputs of single operators that come with onnx, and how the evaluator does on them."""
+"""The test vectors of single operators that onnx provides, and a comparison of the evaluator with them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FLOATS |= {
 }
 
 LIMITS = {torch.float64: (1e-5, 1e-6), torch.float32: (1e-5, 2e-6), torch.float16: (2e-3, 1e-3)}
-"""Relative and absolute: onnx's numbers are mostly in float32 themselves."""
+"""Relative and absolute limits: most expected outputs of onnx are computed in float32."""
 COARSE = (1.6e-2, 8e-3)
-"""Of bfloat16 and narrower, two units in the last place."""
+"""The limits of bfloat16 and narrower types: two units in the last place."""
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def cases() -> dict[str, Any]:
 
 
 def as_torch(value: Any, wide: bool) -> Any:
-    """A vector's value; TypeError where torch has no such type."""
+    """A vector's value as a tensor, in float64 if `wide`. Raises TypeError if torch has no such type."""
     if isinstance(value, onnx.SequenceProto):
         value = numpy_helper.to_list(value)
     if isinstance(value, onnx.OptionalProto):
@@ -60,7 +60,7 @@ def as_torch(value: Any, wide: bool) -> Any:
 
 
 def limits(value: Any) -> tuple[float, float]:
-    """How far a result may be from a vector's output, by the output's type."""
+    """The relative and absolute limit of a result, by the type of the vector's output."""
     if isinstance(value, onnx.TensorProto):
         value = numpy_helper.to_array(value)
     dtype = FLOATS.get(np.asarray(value).dtype) if isinstance(value, (np.ndarray, np.generic)) else None
@@ -68,7 +68,7 @@ def limits(value: Any) -> tuple[float, float]:
 
 
 def difference(got: Any, expected: Any, within: tuple[float, float]) -> str:
-    """What differs between two values; empty where nothing does."""
+    """What differs between two values, or an empty string."""
     if isinstance(expected, list):
         if not isinstance(got, list) or len(got) != len(expected):
             return "another number of tensors"
@@ -85,7 +85,10 @@ def difference(got: Any, expected: Any, within: tuple[float, float]) -> str:
 
 
 def outcome(case: Any, wide: bool, within: tuple[float, float] | None = None) -> str:
-    """What is wrong with the evaluator's results of one vector, empty where nothing is; `within`: other limits."""
+    """What is wrong with the evaluator's results for one vector, or an empty string.
+
+    `within` are limits to use instead of `limits`.
+    """
     model = ir.from_proto(case.model)
     try:
         for inputs, outputs in case.data_sets:

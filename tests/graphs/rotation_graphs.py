@@ -1,4 +1,4 @@
-"""Rotations of heads [batch, heads, seq, SIZE] as exporters write them. Nothing here imports posexport."""
+"""Rotations of heads [batch, heads, seq, SIZE] as exporters write them. This file does not import posexport."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ Array = np.ndarray[Any, Any]
 
 
 def angles(g: Writer, frequencies: Array) -> tuple[str, str]:
-    """Cosines and sines [batch, 1, seq, P] of multiples of positions, which are an input."""
+    """Cosines and sines [batch, 1, seq, P] of frequencies times positions, which are an input."""
     positions = g.op("Cast", g.input("position_ids", TensorProto.INT64, "batch", "seq"), to=g.type)
     turns = g.op("Mul", g.op("Unsqueeze", positions, g.const([1, 3])), g.floats(frequencies))
     return g.op("Cos", turns), g.op("Sin", turns)
 
 
 def by_partners(partners: Sequence[int], frequencies: Array, signs: Array | None = None) -> Rotate:
-    """x cos + x[partners] sin, with a frequency for each feature and the usual signs: the lower feature of a pair gets
-    the negative."""
+    """x cos + signs * x[partners] sin, with a frequency for each feature.
+
+    By default, the sign is -1 for the lower feature of a pair and 1 for the other.
+    """
     places = np.arange(len(partners))
     own = np.where(np.asarray(partners) > places, -1.0, 1.0) if signs is None else signs
 
@@ -34,18 +36,18 @@ def by_partners(partners: Sequence[int], frequencies: Array, signs: Array | None
 
 
 def halves(a: str, b: str, cos: str, sin: str, g: Writer) -> tuple[str, str]:
-    """The turned features of pairs (a, b)."""
+    """The rotated features of pairs (a, b)."""
     first = g.op("Sub", g.op("Mul", a, cos), g.op("Mul", b, sin))
     return first, g.op("Add", g.op("Mul", a, sin), g.op("Mul", b, cos))
 
 
 def sliced(g: Writer, heads: str, first: int, last: int, step: int = 1) -> str:
-    """Some of the features of heads."""
+    """The features from `first` to `last` - 1 of heads."""
     return g.op("Slice", heads, g.const([first]), g.const([last]), g.const([-1]), g.const([step]))
 
 
 def becoming_halves(frequencies: Array, start: int = 0) -> Callable[[Writer, str], str]:
-    """Pairs (2i, 2i + 1) from `start` on that become the halves of a run, as in DeepSeek."""
+    """Rotates pairs (2i, 2i + 1) from `start` on and puts them in the layout half, as in DeepSeek."""
     end = start + 2 * len(frequencies)
 
     def turned(g: Writer, heads: str) -> str:
@@ -56,8 +58,10 @@ def becoming_halves(frequencies: Array, start: int = 0) -> Callable[[Writer, str
 
 
 def assigned(frequencies: Array, *, zeros: bool = True, reduction: str = "none") -> Rotate:
-    """Pairs (2i, 2i + 1), put at even and odd places of zeros, or of the heads themselves, as torch exports
-    `out[..., 0::2] = ...`."""
+    """Rotates pairs (2i, 2i + 1) and assigns them to even and odd features, as torch exports `out[..., 0::2] = ...`.
+
+    The assignment starts from zeros, or from the heads themselves if `zeros` is False.
+    """
 
     def rotate(g: Writer, heads: str, queries: bool) -> str:
         size = 2 * len(frequencies)
@@ -75,7 +79,7 @@ def assigned(frequencies: Array, *, zeros: bool = True, reduction: str = "none")
 
 
 def cut_table(frequencies: Array, rows: int = 64) -> Rotate:
-    """Pairs (2i, 2i + 1) by tables that are cut to the tokens and repeat columns; Reshape names the tokens again."""
+    """Rotates pairs (2i, 2i + 1) by tables that are sliced to the number of tokens and whose columns are repeated."""
 
     def rotate(g: Writer, heads: str, queries: bool) -> str:
         size, tokens = 2 * len(frequencies), g.op("Shape", heads, start=2, end=3)
@@ -94,7 +98,7 @@ def cut_table(frequencies: Array, rows: int = 64) -> Rotate:
 
 
 def still_at_first(frequencies: Array) -> Rotate:
-    """Pairs (2i, 2i + 1), the first of which turns from position 1,000,000 on; products of positions by Einsum."""
+    """Rotates pairs (2i, 2i + 1), the first only after position 1,000,000; Einsum computes the angles."""
 
     def rotate(g: Writer, heads: str, queries: bool) -> str:
         positions = g.op("Cast", g.input("position_ids", TensorProto.INT64, "batch", "seq"), to=g.type)
@@ -111,7 +115,7 @@ def still_at_first(frequencies: Array) -> Rotate:
 
 
 def part(first: int, last: int, frequencies: Array) -> Callable[[Writer, str], str]:
-    """The features `first` to `last` of heads, turned by their halves with angles of their own."""
+    """Rotates the features `first` to `last` - 1 of heads in the layout half."""
     middle = (first + last) // 2
 
     def turned(g: Writer, heads: str) -> str:
@@ -122,12 +126,12 @@ def part(first: int, last: int, frequencies: Array) -> Callable[[Writer, str], s
 
 
 def by_parts(*parts: Callable[[Writer, str], str]) -> Rotate:
-    """Parts of heads side by side."""
+    """Applies each part to the heads and concatenates the results."""
     return lambda g, heads, queries: g.op("Concat", *(one(g, heads) for one in parts), axis=-1)
 
 
 def normed(rotate: Rotate) -> Rotate:
-    """A rotation whose result is divided by its length."""
+    """A rotation whose result is divided by its L2 norm."""
 
     def both(g: Writer, heads: str, queries: bool) -> str:
         turned = rotate(g, heads, queries)

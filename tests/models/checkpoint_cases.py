@@ -1,7 +1,7 @@
-"""What a case of a checkpoint is: one of transformers' models, tiny and randomly initialised, and how it is run.
+"""Cases of checkpoints: tiny, randomly initialised models of transformers, and how to run them.
 
-A case runs its model and says which positions of ours its tokens have; hooks on an attention layer's ends give what
-entered and what left it, so that masks and positions are the model's own work.
+A case runs its model and returns the position_ids that posexport needs for its tokens. Hooks on the first and last
+projection of an attention layer record its input and output, so that the model computes its own masks and positions.
 """
 
 from __future__ import annotations
@@ -17,44 +17,47 @@ from torch import Tensor
 SEQ, OFFSET = 7, 5
 
 Run = Callable[[Any], Tensor]
-"""Runs a model, and gives our position_ids of its tokens."""
+"""Runs a model and returns the position_ids that posexport needs for its tokens."""
 
 
 def offset(model: Any) -> Tensor:
-    """A decoder on tokens whose positions start late."""
+    """Runs a decoder on tokens whose positions start at OFFSET."""
     positions = (torch.arange(SEQ) + OFFSET).expand(BATCH, -1)
     model(inputs_embeds=_states(model.config.hidden_size), position_ids=positions)
     return positions
 
 
 def counted(model: Any) -> Tensor:
-    """A model that counts positions itself."""
+    """Runs a model that counts positions itself."""
     config = model.config
     model(inputs_embeds=_states(getattr(config, "hidden_size", None) or config.d_model))
     return torch.arange(SEQ).expand(BATCH, -1)
 
 
 def tokens(model: Any) -> Tensor:
-    """The same of a model that takes no embeddings."""
+    """Like `counted`, for a model that takes no embeddings."""
     model(input_ids=torch.arange(BATCH * SEQ).view(BATCH, SEQ) % 13 + 3)
     return torch.arange(SEQ).expand(BATCH, -1)
 
 
 def three_axes(model: Any) -> Tensor:
-    """Time, row and column, each of its own."""
+    """Runs a decoder with random positions on the axes time, row and column."""
     t, y, x = torch.randint(0, 9, (3, BATCH, SEQ), generator=torch.Generator().manual_seed(1))
     model(inputs_embeds=_states(model.config.hidden_size), position_ids=torch.stack((t, y, x)))
     return torch.stack((x, y, t), -1)
 
 
 def speech(model: Any) -> Tensor:
-    """The encoder of a speech model on its own features."""
+    """Runs the encoder of a speech model on random features."""
     model.encoder(_states(model.config.hidden_size))
     return torch.arange(SEQ).expand(BATCH, -1)
 
 
 def image(height: int, width: int, cells: Callable[[int, int], Tensor], **more: Any) -> Run:
-    """Random pixels; `cells` gives the positions [tokens, axes] of a grid of patches of 4 by 4."""
+    """Runs a model on random pixels.
+
+    `cells` returns the positions [tokens, axes] for the rows and columns of a grid of patches; a patch is 4 by 4.
+    """
 
     def run(model: Any) -> Tensor:
         pixels = torch.randn(BATCH, 3, height, width, generator=torch.Generator().manual_seed(2))
@@ -65,36 +68,36 @@ def image(height: int, width: int, cells: Callable[[int, int], Tensor], **more: 
 
 
 def grid(rows: int, columns: int) -> Tensor:
-    """Columns and rows of a grid, row by row."""
+    """The column and row of each cell of a grid, [rows * columns, 2], row by row."""
     return torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)
 
 
 def registers(rows: int, columns: int) -> Tensor:
-    """A class token and two registers in front, whose positions say nothing."""
+    """Like `grid`, after a class token and two registers, whose positions have no meaning."""
     return torch.cat((torch.full((3, 2), 1), grid(rows, columns)))
 
 
 def windows(model: Any) -> Tensor:
-    """Swin's first stage: 8 by 8 patches in four windows of each image."""
+    """Runs Swin; in its first stage, each image has 8 by 8 patches in four windows."""
     model(pixel_values=torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(2)))
     return grid(4, 4).expand(4 * BATCH, -1, -1)
 
 
 def batch_of_one(model: Any) -> Tensor:
-    """Pixtral puts all images into one row: here one image of 3 by 5 patches."""
+    """Runs Pixtral, which puts all images into one row, on one image of 3 by 5 patches."""
     model(pixel_values=torch.randn(1, 3, 12, 20, generator=torch.Generator().manual_seed(2)))
     return grid(3, 5)[None]
 
 
 def video(model: Any) -> Tensor:
-    """Two frames of 3 by 3 patches."""
+    """Runs a video model on two frames of 3 by 3 patches."""
     model(pixel_values_videos=torch.randn(BATCH, 4, 3, 12, 12), skip_predictor=True)
     frames = torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(3))
     return frames.flip(-1).expand(BATCH, -1, -1)
 
 
 def memory(model: Any) -> Tensor:
-    """SAM 2's memory attention, of which a session of a video would be needed: the layer alone."""
+    """Runs only one layer of SAM 2's memory attention. The whole model would need a video session."""
     attention, states = model.memory_attention, _states(32, 12)[None]
     turns = attention.rotary_emb(states, attention.position_ids)
     attention.layers[0].self_attn(query=states, key=states, value=states, position_embeddings=turns)
@@ -107,9 +110,15 @@ def _states(width: int, seq: int = SEQ) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model and its config; the module `inside` it that is run; the path there of its attention layers (`{}` for the
-    layer), and their first and last projections; which layers are held against ours; and edits of config.json (dots
-    lead into tables) after which it says another function. `table` is the table of positions added at the input."""
+    """A model with its config, and how to run and compare it.
+
+    - `inside`: the submodule that is run.
+    - `path`: the path in it to an attention layer (`{}` is the index of the layer).
+    - `ends`: the first and the last projection of a layer.
+    - `layers`: the layers that are compared.
+    - `faults`: edits of config.json that change the function. Dots lead into tables.
+    - `table`: the table of positions that is added at the input.
+    """
 
     model: str
     config: str
@@ -124,7 +133,7 @@ class Case:
     table: str = ""
     time_first: bool = False
     make: Callable[[Any], Any] | None = None
-    """The model of a config, where it is not the one of its name."""
+    """Makes the model from a config, if it is not the class called `model`."""
 
     def build(self) -> Any:
         config = getattr(transformers, f"{self.config}Config")(**self.sizes, attn_implementation=self.attention)

@@ -1,4 +1,4 @@
-"""Decoders whose checkpoints `--from` reads: one case for each architecture, and for what varies within it."""
+"""Decoders whose checkpoints `--from` reads: a case for each architecture and for each variant of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT: dict[str, Any] = {
 
 
 def decoder(name: str, *faults: dict[str, Any], layers: tuple[int, ...] = (0,), **sizes: Any) -> Case:
-    """A decoder with its head, whose layers have Llama's names."""
+    """A decoder with a language-model head whose layers have the names of Llama."""
     first = sizes.pop("first", "q_proj")
     run = counted if sizes.pop("counts", False) else offset
     return Case(
@@ -34,7 +34,7 @@ def decoder(name: str, *faults: dict[str, Any], layers: tuple[int, ...] = (0,), 
 
 
 def scaled(rope_type: str, **more: Any) -> Case:
-    """Llama with scaled frequencies, whose trained length the positions pass."""
+    """Llama with scaled frequencies, at positions beyond the trained length."""
     table = {"rope_type": rope_type, "rope_theta": 100.0, **more}
     fault = {f"rope_parameters.{name}": value * 3 for name, value in more.items() if name == "factor"}
     return decoder(
@@ -47,7 +47,7 @@ def scaled(rope_type: str, **more: Any) -> Case:
 
 
 def fused(name: str, path: str, ends: tuple[str, str], *faults: dict[str, Any], **sizes: Any) -> Case:
-    """A decoder whose projections are one, with its head."""
+    """A decoder with a language-model head and one fused projection of queries, keys and values."""
     head, attention = sizes.pop("inside", "transformer"), sizes.pop("attention", "eager")
     run = counted if sizes.pop("counts", False) else offset
     return Case(
@@ -71,7 +71,7 @@ def pictured(
     *faults: dict[str, Any],
     inside: str = "model.language_model",
 ) -> Case:
-    """The text part of a model of text and images."""
+    """The language model of a vision-language model."""
     return Case(
         model=f"{name}ForConditionalGeneration",
         config=name,
@@ -83,7 +83,7 @@ def pictured(
 
 
 def sections(theta: float) -> dict[str, Any]:
-    """Rotary parameters of a model of text and images: heads of 8."""
+    """Rotary parameters of a vision-language model with heads of size 8."""
     return {"rope_type": "default", "rope_theta": theta, "mrope_section": [2, 1, 1]}
 
 
@@ -181,7 +181,7 @@ CASES: dict[str, Case] = {
         {"attention_chunk_size": 2, "attn_scale": 2.0},
         {"use_qk_norm": False, "floor_scale": 1},
         config="Llama4Text",
-        counts=True,  # its temperature goes by the length of the cache
+        counts=True,  # Its temperature depends on the length of the cache.
         layers=(0, 3),
         num_hidden_layers=4,
         head_dim=8,
@@ -292,7 +292,7 @@ CASES: dict[str, Case] = {
         multi_query=False,
         alibi=True,
         parallel_attn=False,
-        attention="sdpa",  # in eager, 5.23 adds the bias twice
+        attention="sdpa",  # In eager mode, transformers 5.23 adds the bias twice.
     ),
     "bloom": fused(
         "Bloom",

@@ -1,4 +1,4 @@
-"""Encoders whose checkpoints `--from` reads: one case for each architecture, and for what varies within it."""
+"""Encoders whose checkpoints `--from` reads: a case for each architecture and for each variant of it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _stack(config: Any) -> Any:
 
 
 def t5(*faults: dict[str, Any], **more: Any) -> Case:
-    """T5, of which layers after the first take the first one's bias."""
+    """T5, whose later layers use the bias of the first."""
     return Case(
         model="T5ForConditionalGeneration",
         config="T5",
@@ -112,7 +112,7 @@ def t5(*faults: dict[str, Any], **more: Any) -> Case:
 
 
 def deberta(name: str, *faults: dict[str, Any], **sizes: Any) -> Case:
-    """DeBERTa with its head; a table of 2 * 16 rows where nothing else is said."""
+    """DeBERTa with its head; its table has 2 * 16 rows unless `sizes` change it."""
     return Case(
         model=f"{name}ForMaskedLM",
         config=name,
@@ -139,7 +139,7 @@ def swin(version: str, ends: tuple[str, str], **more: Any) -> Case:
 
 
 def one_window(model: Any) -> Tensor:
-    """Swin's second stage: one window of 4 by 4 in each image."""
+    """Runs Swin; in its second stage, each image is one window of 4 by 4."""
     windows(model)
     return grid(4, 4).expand(BATCH, -1, -1)
 

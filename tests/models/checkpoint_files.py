@@ -1,4 +1,4 @@
-"""Checkpoints written by hand, and what they are refused with."""
+"""Checkpoints written by hand, and the messages that refuse them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LLAMA: dict[str, Any] = {
 
 
 def llama_tensors() -> dict[str, Tensor]:
-    """The attention of a tiny Llama, as a model with a head keeps it."""
+    """The attention weights of a tiny Llama, with the names of LlamaForCausalLM."""
     random, found = torch.Generator().manual_seed(0), {}
     rows = {"q_proj": 32, "k_proj": 16, "v_proj": 16, "o_proj": 32}
     for layer in range(LLAMA["num_hidden_layers"]):
@@ -37,14 +37,14 @@ def llama_tensors() -> dict[str, Tensor]:
 
 
 def written(folder: Path, **data: Any) -> Path:
-    """A config.json in a folder."""
+    """Writes a config.json into a folder."""
     file = folder / "config.json"
     file.write_text(json.dumps(data))
     return file
 
 
 def refusal(path: Path, layer: int | None = None, layers: int = 1, **options: Any) -> str:
-    """The sentence that a checkpoint is refused with."""
+    """The message of the RequestError that refuses a checkpoint: one line that ends in . or ?."""
     with pytest.raises(RequestError) as caught:
         read_checkpoint(path, layer, layers, options)
     sentence = str(caught.value)

@@ -1,5 +1,7 @@
-"""Random config.json of small models: every key that says something about attention, in old and new places, as numbers
-on an edge, as null, or not at all."""
+"""Random config.json files of small models.
+
+Every key about attention is drawn: in its old or new place, with values at a limit, as null, or left out.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ TEXT: Data = {
 
 
 class Drawer:
-    """Draws values; `pick` leaves a key out or not by its candidates."""
+    """Draws random values and keys; the seed decides all of them."""
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)
@@ -36,7 +38,7 @@ class Drawer:
         return self.random.random() < part
 
     def keys(self, candidates: dict[str, tuple[Any, ...]], part: float = 0.4) -> Data:
-        """Each key with a chance of `part`, at one of its candidates."""
+        """Each key with probability `part`, with one of its candidates as the value."""
         drawn = {key: self.one(*values) for key, values in candidates.items() if self.chance(part)}
         return {key: value for key, value in drawn.items() if value is not MISSING}
 
@@ -87,7 +89,7 @@ LENGTHS = (MISSING, 8, 9, 32, 4096)
 
 
 def rotary(draw: Drawer, width: int, kinds: tuple[str, ...] = KINDS, parts: bool = False) -> Data:
-    """Rotary keys of a flat config, new or old."""
+    """Rotary keys of a flat config, in the new or the old form."""
     data = draw.keys({"rope_theta": (100.0, 5e5, 10), "max_position_embeddings": LENGTHS}, 0.5)
     if draw.chance(0.75):
         data[draw.one("rope_parameters", "rope_scaling")] = draw.one(None, {}, *[draw.table(width, parts, kinds)] * 8)
@@ -95,7 +97,7 @@ def rotary(draw: Drawer, width: int, kinds: tuple[str, ...] = KINDS, parts: bool
 
 
 def heads(draw: Drawer, grouped: bool = True, wide: bool = True) -> tuple[Data, int]:
-    """Sizes, and the width of a head."""
+    """The sizes of a model, and the size of a head."""
     data = {**TEXT, "num_attention_heads": draw.one(2, 4)}
     width = 32 // data["num_attention_heads"]
     if grouped:
@@ -163,7 +165,7 @@ def gemma2(draw: Drawer) -> Data:
 
 
 def nested(draw: Drawer, width: int, local: str, global_theta: str) -> Data:
-    """Rotary keys of a config with a table for each kind of layer."""
+    """Rotary keys of a config that can have a table for each layer type."""
     kinds = ("default", "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
     data = draw.keys({global_theta: (500.0, 1e4), local: (50.0, 1e3), "max_position_embeddings": LENGTHS}, 0.4)
     if draw.chance(0.4):
@@ -278,12 +280,12 @@ DRAWN |= {"gemma3_text": gemma3, "modernbert": modernbert}
 
 
 def drawn(model_type: str, seed: int) -> Data:
-    """One config.json of a model type."""
+    """A random config.json of a model type."""
     return {"model_type": model_type, **DRAWN[model_type](Drawer(f"{model_type} {seed}"))}
 
 
 def pictured(draw: Drawer, section: list[int], wide: bool) -> Data:
-    """Text of a model of text and images: pairs of each head in three sections."""
+    """The text config of a vision-language model, with mrope_section in its rotary table."""
     data, width = heads(draw, wide=False)
     if wide:
         width = data["head_dim"] = 16
@@ -306,7 +308,7 @@ def qwen3_vl(draw: Drawer) -> Data:
 
 
 def simple(base: Data, **candidates: tuple[Any, ...]) -> Callable[[Drawer], Data]:
-    """A config of single keys, without rotary tables."""
+    """Draws a config of single keys, without rotary tables."""
     return lambda draw: {**base, **draw.keys(candidates, 0.5)}
 
 

@@ -1,4 +1,4 @@
-"""Random specs of every encoding with its parameters, masks, caches and stacks, and random inputs of them."""
+"""Random specs of every encoding with random parameters, masks, caches and stacks, and random inputs for them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PARAMETERS: dict[str, dict[str, tuple[Any, ...]]] = {
     "swin": {"window_size": (1, 3, 7)},
     "swinv2": {"window_size": (2, 3, 7), "pretrained_window_size": (2, 5)},
 }
-"""Candidates of each parameter; the default is one more."""
+"""Candidates for each parameter, in addition to its default."""
 
 SCALED: dict[str, dict[str, tuple[Any, ...]]] = {
     "linear": {"factor": (1.0, 3.5)},
@@ -141,14 +141,14 @@ def _data(draw: random.Random, name: str) -> dict[str, Any]:
 
 
 def drawn_spec(seed: int) -> Spec:
-    """A sound spec, encodings by turns."""
+    """A valid random spec; the encodings take turns with the seed."""
     draw = random.Random(f"spec {seed}")
     name = [*ENCODINGS][seed % len(ENCODINGS)]
     while True:
         data = _data(draw, name)
         try:
             return read_spec(data)
-        except RequestError:  # options that don't fit together: drop some of them
+        except RequestError:  # The options do not fit together: drop some of them.
             for key in draw.sample([*FIELDS], 9):
                 if key not in ("num_heads", "head_dim"):
                     data.pop(key, None)
@@ -169,7 +169,7 @@ def drawn_spec(seed: int) -> Spec:
 
 
 def drawn_inputs(spec: Spec, seed: int, batch: int | None = None) -> dict[str, Array]:
-    """Inputs of the graph by name: any lengths, positions, padding, caches, in float64."""
+    """Random inputs of the graph by name: lengths, positions, padding and caches; floats are float64."""
     random_ = np.random.default_rng(seed)
     batch = int(random_.integers(1, 5)) if batch is None else batch
     seq, past, slots = int(random_.integers(1, 19)), int(random_.integers(0, 12)), int(random_.integers(0, 4))
@@ -199,7 +199,7 @@ def drawn_inputs(spec: Spec, seed: int, batch: int | None = None) -> dict[str, A
 
 
 def _mask(random_: np.random.Generator, batch: int, keys: int) -> Array:
-    """Rows that are whole, padded on the left, on the right, on both sides, with holes, and wholly padding."""
+    """Rows without padding, with padding on the left, on the right or on both sides, with gaps, or of only padding."""
     mask = np.ones((batch, keys), np.int64)
     for row in mask:
         kind = int(random_.integers(7))

@@ -1,7 +1,7 @@
-"""transformers' own models, small and randomly initialised, and their attention layers as hooks on them see them.
+"""Small, randomly initialised models of transformers, with hooks on their attention layers.
 
-Masks, positions and caches are thus the model's own work: a hook on a layer's first projection gives what enters it,
-one on its last what leaves it. Everything is fp32.
+A hook on the first projection of a layer records the layer's input, and one on the last projection its output. The
+model itself thus computes masks, positions and caches. Everything is fp32.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ transformers: Any = pytest.importorskip("transformers")
 
 BATCH, HIDDEN = 2, 32
 BOUND = 1e-5
-"""The largest error against transformers, as a part of the largest output."""
+"""The largest allowed error against transformers, relative to the largest output."""
 
 PLAIN = 100 * BOUND
-"""What a planted fault must exceed: it is no rounding."""
+"""The error that a planted fault must exceed, far above rounding."""
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 Weights = dict[str, Tensor]
 Call = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-"""A block by whatever runs it: inputs of the spec by name to outputs by name."""
+"""Runs a block: inputs of the spec by name to outputs by name."""
 
 
 def made(module: Any) -> Any:
-    """The module with weights large enough that every term shows, and small enough that softmax has many answers."""
+    """The module with random weights: large enough that every term matters, small enough for soft attention weights."""
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -49,12 +49,15 @@ def made(module: Any) -> Any:
 
 
 def states(seq: int, width: int = HIDDEN, seed: int = 1) -> Tensor:
-    """Unit normal [BATCH, seq, width]."""
+    """Standard normal numbers [BATCH, seq, width]."""
     return torch.randn(BATCH, seq, width, generator=torch.Generator().manual_seed(seed))
 
 
 def renamed(module: Any, names: dict[str, str]) -> Weights:
-    """Ours -> theirs, weights and where they are there biases, from a module's own names to a block's."""
+    """The weights, and biases if present, of a module under the names of a block.
+
+    `names` maps the names of a block to those of the module.
+    """
     state = module.state_dict()
     found = {}
     for ours, theirs in names.items():
@@ -65,7 +68,7 @@ def renamed(module: Any, names: dict[str, str]) -> Weights:
 
 
 def torch_call(spec: Spec, weights: Weights) -> Call:
-    """The torch block in fp32; the weights must be the spec's, no more and no less."""
+    """The torch block in fp32. The weights must have exactly the names of the spec's weights."""
     assert set(weights) == set(weight_shapes(spec))
     block = build_block(spec, weights)
 
@@ -77,7 +80,7 @@ def torch_call(spec: Spec, weights: Weights) -> Call:
 
 
 def error(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
-    """The largest difference as a part of the largest output, over the queries [B, S] that are `real` tokens."""
+    """The largest difference relative to the largest output, over queries where `real` [B, S] is not 0."""
     assert ours.shape == theirs.shape
     assert ours.dtype == theirs.dtype == torch.float32
     assert bool(torch.isfinite(ours).all())
@@ -87,7 +90,7 @@ def error(ours: Tensor, theirs: Tensor, real: Tensor | None = None) -> float:
 
 
 class Watch:
-    """What entered the projection `first` and left the projection `last` at the latest call."""
+    """Records the input of the projection `first` and the output of the projection `last` at the latest call."""
 
     def __init__(self, first: Any, last: Any) -> None:
         first.register_forward_hook(self._enter)
@@ -107,7 +110,7 @@ def _same_names(layer: Any) -> Weights:
 
 
 def _bloom_weights(layer: Any) -> Weights:
-    """Bloom's rows alternate: head 0's queries, keys and values, then head 1's."""
+    """Splits Bloom's fused rows: queries, keys and values of head 0, then those of head 1, and so on."""
     fused, heads, width = layer.query_key_value, layer.num_heads, layer.hidden_size
     found = renamed(layer, {"o_proj": "dense"})
     for index, name in enumerate(ATTENTION[:3]):
@@ -124,7 +127,7 @@ def _mpt_weights(layer: Any) -> Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A decoder of transformers: its config, and each of its attention layers as arguments of `small_spec`."""
+    """A decoder of transformers: its config, and arguments of `small_spec` for each of its attention layers."""
 
     model: str
     sizes: dict[str, Any]
@@ -134,16 +137,16 @@ class Family:
     ends: tuple[str, str] = ("q_proj", "o_proj")
     weights: Callable[[Any], Weights] = _same_names
     counts_gaps: bool = False
-    """True where the model's distances are those of indices, so that padding between tokens takes up positions."""
+    """True if the model computes distances from indices, so that padding between tokens takes up positions."""
     make: Callable[[Any], Any] | None = None
-    """The model of a config, where it is not the one of its name."""
+    """Makes the model from a config, if it is not the class with the name of `model`."""
 
     @property
     def width(self) -> int:
         return int(self.spec.get("hidden_size", HIDDEN))
 
     def of_layer(self, index: int = 0, **over: Any) -> dict[str, Any]:
-        """Arguments of `small_spec` for one layer, with `over` in place of some."""
+        """Arguments of `small_spec` for one layer; `over` replaces some."""
         return {**self.spec, "causal": True, **self.layers[index], **over}
 
     def config(self) -> Any:
@@ -152,7 +155,7 @@ class Family:
         )
 
     def build(self) -> tuple[Any, list[Any], list[Watch]]:
-        """The model, its attention layers, and what is watched of each."""
+        """The model, its attention layers, and a Watch for each."""
         model = made((self.make or getattr(transformers, f"{self.model}Model"))(self.config()))
         layers = [model.get_submodule(self.path.format(index)) for index in range(len(self.layers))]
         watches = [Watch(*(layer.get_submodule(end) for end in self.ends)) for layer in layers]
@@ -160,7 +163,7 @@ class Family:
 
 
 def _rope(model: str, spec: dict[str, Any], layers: tuple[dict[str, Any], ...] = ({},), **sizes: Any) -> Family:
-    """A model with rotary positions in the half layout: sizes that both sides have are given once, in `spec`."""
+    """A model with RoPE in the layout half. The config takes shared sizes from `spec`."""
     spec = {"encoding": "rope", "layout": "half", "theta": 10_000.0, "num_kv_heads": 2, **spec}
     common = {
         "hidden_size": HIDDEN,
@@ -276,8 +279,10 @@ LAYERS = [(name, index) for name, family in FAMILIES.items() for index in range(
 def spec_and_weights(
     name: str, index: int, layer: Any, fields: dict[str, Any], wrong: dict[str, Any] | None = None
 ) -> tuple[Spec, Weights]:
-    """Our spec of a layer of a family with `fields`, and its weights; `wrong` plants a fault, and drops the weights
-    that have no place in it."""
+    """The spec of a layer of a family with `fields`, and its weights.
+
+    `wrong` plants a fault; weights that the faulty spec does not have are dropped.
+    """
     family = FAMILIES[name]
     spec, weights = small_spec(**{**family.of_layer(index, **fields), **(wrong or {})}), family.weights(layer)
     return spec, {key: value for key, value in weights.items() if wrong is None or key in weight_shapes(spec)}

@@ -1,7 +1,7 @@
-"""Rotary encodings by their papers' formulas in float64: pairs as complex numbers, one after the other.
+"""Rotary encodings in float64 by the formulas of their papers, with pairs of features as complex numbers.
 
-`turned` is what every rotary encoding does to heads [B, S, n, width] at positions [B, S] or [B, S, axes]. Shares no
-code with posexport. Angles per pair come from plain Python numbers.
+`turned` applies a rotary encoding to heads [B, S, n, width] at positions [B, S] or [B, S, axes]. This file does not
+share code with posexport. The frequencies are Python floats.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def progression(width: int, theta: float) -> list[float]:
 
 
 def scaled(encoding: Any, width: int, length: int) -> tuple[list[float], float]:
-    """Frequencies of RoPE as one of the scalings gives them at a length, and the factor on cosines and sines."""
+    """The frequencies of RoPE with a scaling at a length, and the factor on cosines and sines."""
     plain, kind, factor = progression(width, encoding.theta), encoding.scaling, encoding.factor
     trained = encoding.original_max_position_embeddings
     if kind == "linear":  # Chen et al. 2023, eq. 4: positions divided by the factor
         return [w / factor for w in plain], 1.0
-    if kind == "ntk":  # theta' = theta s^(d/(d-2)): the slowest pair is slowed down by s, the fastest not at all
+    if kind == "ntk":  # theta' = theta s^(d/(d-2)): this divides the lowest frequency by s and keeps the highest
         return progression(width, encoding.theta * factor ** (width / (width - 2))), 1.0
     if kind == "dynamic":
         grown = max(1.0, factor * length / trained - (factor - 1))
@@ -56,7 +56,10 @@ def scaled(encoding: Any, width: int, length: int) -> tuple[list[float], float]:
 
 
 def _yarn(encoding: Any, plain: list[float], width: int) -> list[float]:
-    """Peng et al. 2023 as released: the ramp is linear in the pair's number, between pairs that turn so often."""
+    """Peng et al. 2023 as released: the ramp is linear in the index of the pair.
+
+    It runs between the pairs that turn beta_fast and beta_slow times in the trained length.
+    """
 
     def pair(turns: float) -> float:
         # theta^(-2i/width) * length = 2 pi turns
@@ -92,8 +95,10 @@ def _llama3(encoding: Any, w: float) -> float:
 
 
 def turn_pairs(heads: Array, angles: Array, pairs: list[tuple[int, int]], scale: float = 1.0) -> Array:
-    """Su et al. 2021, eq. 34: pair i as a complex number times scale exp(i angle); the rest stays. angles [B, S, n or
-    1, P]."""
+    """Su et al. 2021, eq. 34: multiplies each pair, as a complex number, by scale exp(i angle).
+
+    The other features stay. angles [B, S, n or 1, P].
+    """
     made = heads.copy()
     for i, (real, imaginary) in enumerate(pairs):
         pair = (heads[..., real] + 1j * heads[..., imaginary]) * scale * np.exp(1j * angles[..., i])
@@ -102,7 +107,7 @@ def turn_pairs(heads: Array, angles: Array, pairs: list[tuple[int, int]], scale:
 
 
 def pairs_of(layout: str, widths: list[int]) -> list[tuple[int, int]]:
-    """The features that pair up, of runs of so many features."""
+    """The pairs of features in a layout; `widths` are the numbers of features of consecutive runs."""
     whole = sum(widths)
     if layout == "interleaved":
         return [(2 * i, 2 * i + 1) for i in range(whole // 2)]
@@ -124,7 +129,7 @@ def _rope(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) -> A
 
 
 def _mrope(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) -> Array:
-    """Pair by pair: its own frequency, and the axis whose turn it is."""
+    """M-RoPE: each pair has its own frequency and takes the position on one axis."""
     encoding = spec.encoding
     width = encoding.rotary_dim or spec.head_dim
     frequencies, scale = scaled(encoding, width, int(positions.max()) + 1)
@@ -139,7 +144,7 @@ def _mrope(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) -> 
 
 
 def _axial(positions: Array, axes: list[int], lists: list[list[float]]) -> Array:
-    """Angles [B, S, 1, P] where each axis has its run of pairs."""
+    """Angles [B, S, 1, P], with a run of pairs for each axis."""
     parts = [positions[..., None, axis, None] * np.array(each) for axis, each in zip(axes, lists, strict=True)]
     return np.concatenate(parts, -1)
 
@@ -167,7 +172,7 @@ def _rope3d(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) ->
 
 
 def _mixed(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) -> Array:
-    """Heo et al. 2024, eq. 14: exp(i (x f_x + y f_y)), for each head its own."""
+    """Heo et al. 2024, eq. 14: exp(i (x f_x + y f_y)), with frequencies for each head."""
     freqs = own["freqs"].reshape(2, spec.num_heads, -1)
     angles = sum(positions[..., axis, None, None] * freqs[axis] for axis in (0, 1))
     return turn_pairs(heads, angles, pairs_of(spec.encoding.layout, [spec.head_dim]))
@@ -187,7 +192,8 @@ def _dinov3(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) ->
 
 
 def _vjepa2(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) -> Array:
-    """As V-JEPA 2's code: feature j of an axis has the angle of frequency j mod half, and its neighbour for partner."""
+    """As in V-JEPA 2's code: feature j of an axis has the angle of frequency j mod half, and its neighbour is its
+    partner."""
     half = spec.head_dim // 3 // 2
     made = heads.copy()
     for run, axis in enumerate((2, 1, 0)):
@@ -200,7 +206,7 @@ def _vjepa2(spec: Any, heads: Array, positions: Array, own: dict[str, Array]) ->
 
 
 def _xpos(spec: Any, heads: Array, positions: Array, own: dict[str, Array], sign: int) -> Array:
-    """Sun et al. 2022, section 3.2: RoPE, and zeta_i^(+-p / scale_base)."""
+    """Sun et al. 2022, section 3.2: RoPE times zeta_i^(+-p / scale_base)."""
     encoding, width = spec.encoding, spec.head_dim
     angles = positions[..., None, None] * np.array(progression(width, encoding.theta))
     made = turn_pairs(heads, angles, pairs_of(encoding.layout, [width]))
@@ -222,8 +228,10 @@ def _temperature(spec: Any, heads: Array, positions: Array, own: dict[str, Array
 
 
 def _cosine(spec: Any, heads: Array, positions: Array, own: dict[str, Array], sign: int) -> Array:
-    """Liu et al. 2022, eq. 2: unit vectors, queries times the trained factor of their head, at most 100. Zeros, which a
-    row without keys leaves to the next layer, stay zeros."""
+    """Liu et al. 2022, eq. 2: unit vectors; queries are multiplied by the trained factor of their head, at most 100.
+
+    Zeros stay zeros: a row without keys passes them to the next layer.
+    """
     made: Array = heads / np.maximum(np.sqrt((heads**2).sum(-1, keepdims=True)), 1e-12)
     return made * np.exp(np.minimum(own["logit_scale"], math.log(100)))[:, 0] if sign > 0 else made
 
@@ -241,7 +249,7 @@ _OWN = {"xpos": _xpos, "temperature": _temperature, "swinv2": _cosine}
 
 
 def turned(spec: Any, heads: Array, positions: Array, own: dict[str, Array], sign: int) -> Array:
-    """Queries (sign 1) or keys (sign -1) as the encoding turns them; the first prefix_tokens stay."""
+    """Queries (sign 1) or keys (sign -1) after the encoding. Rotations leave the first prefix_tokens unchanged."""
     name = spec.encoding.name
     if name in _OWN:
         return _OWN[name](spec, heads, positions, own, sign)

@@ -1,6 +1,7 @@
-"""Biases and scores by their papers' formulas in float64, pair by pair of query and key. Shares no code with posexport.
+"""Biases and scores in float64 by the formulas of their papers, for each pair of query and key.
 
-Positions of queries [B, S], of keys [B, T] (with a last axis on a grid); results [B, N, S, T].
+Positions of queries [B, S], of keys [B, T] (with a last axis on a grid); results [B, N, S, T]. This file does not
+share code with posexport.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def _alibi(spec: Any, positions: Array, k_positions: Array, own: dict[str, Array]) -> Array:
-    """-m |i - j|, m another where j is ahead of i and slopes for that are given."""
+    """-m |i - j|; if slopes_ahead are given, m is taken from them where j > i."""
     distance = apart(positions, k_positions)[:, None]
     slopes = np.array(spec.encoding.slopes or alibi_slopes(spec.num_heads))[:, None, None]
     ahead = slopes if spec.encoding.slopes_ahead is None else np.array(spec.encoding.slopes_ahead)[:, None, None]
@@ -48,7 +49,7 @@ def _alibi2d(spec: Any, positions: Array, k_positions: Array, own: dict[str, Arr
 
 
 def t5_bucket(offset: int, num_buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """Raffel et al. 2020, section 2.1, with the rule of their mesh-tensorflow code; offset is key minus query."""
+    """Raffel et al. 2020, section 2.1, as in their mesh-tensorflow code. `offset` is key minus query."""
     bucket, distance = 0, -offset
     if bidirectional:
         num_buckets //= 2
@@ -59,7 +60,7 @@ def t5_bucket(offset: int, num_buckets: int, max_distance: int, bidirectional: b
     exact = num_buckets // 2
     if distance < exact:
         return bucket + distance
-    # an edge of a bucket must fall into it, whatever way the logarithms round
+    # The first distance of a bucket must be in it, however the logarithms are rounded.
     grown = math.log(distance / exact) / math.log(max_distance / exact) * (num_buckets - exact) + 1e-9
     return bucket + min(exact + math.floor(grown), num_buckets - 1)
 
@@ -110,7 +111,7 @@ def _swin(spec: Any, positions: Array, k_positions: Array, own: dict[str, Array]
 
 
 def _swinv2(spec: Any, positions: Array, k_positions: Array, own: dict[str, Array]) -> Array:
-    """Liu et al. 2022, eq. 3 and 4; 8 and log2 as in the code, which brings offsets to -1 ... 1."""
+    """Liu et al. 2022, eq. 3 and 4, with 8 and log2 as in the authors' code, which maps offsets to -1 ... 1."""
     size, trained = spec.encoding.window_size, spec.encoding.pretrained_window_size or spec.encoding.window_size
     mlp = {name.removeprefix("continuous_position_bias_mlp."): value for name, value in own.items()}
     rows = []
@@ -124,7 +125,7 @@ def _swinv2(spec: Any, positions: Array, k_positions: Array, own: dict[str, Arra
 
 
 def _window(positions: Array, k_positions: Array, table: Array, size: int) -> Array:
-    """Row (dy + size - 1) (2 size - 1) + dx + size - 1 of a table of offsets, query minus key."""
+    """Row (dy + size - 1) (2 size - 1) + dx + size - 1 of a table; offsets are query minus key."""
     offset = np.clip(apart(positions, k_positions), 1 - size, size - 1) + size - 1
     return np.moveaxis(table[offset[..., 1] * (2 * size - 1) + offset[..., 0]], -1, 1)
 
@@ -170,8 +171,11 @@ def _shaw(spec: Any, q: Array, k: Array, places: tuple[Array, Array], own: dict[
 
 
 def deberta_bucket(distance: int, buckets: int, max_position: int) -> int:
-    """DeBERTa v2's bucket (make_log_bucket_position in the authors' code) of a distance from 0 on: the least b with
-    log(d / m) / log((max_position - 1) / m) (m - 1) <= b - m, by powers of fractions."""
+    """DeBERTa v2's bucket of a distance d >= 0 (make_log_bucket_position in the authors' code).
+
+    With m = buckets // 2, it is d if d <= m. Otherwise it is the smallest b with
+    log(d / m) / log((max_position - 1) / m) (m - 1) <= b - m. This is computed exactly with powers of fractions.
+    """
     middle = buckets // 2
     if distance <= middle:
         return distance
@@ -183,7 +187,7 @@ def deberta_bucket(distance: int, buckets: int, max_position: int) -> int:
 
 
 def deberta_row(encoding: Any, offset: int) -> int:
-    """The row of p_i - p_j: clipped, or that of its bucket."""
+    """The row of a table for p_i - p_j, by its clipped value or by its bucket."""
     span = encoding.position_buckets or encoding.max_relative_positions
     if encoding.position_buckets:
         size = deberta_bucket(abs(offset), encoding.position_buckets, encoding.max_relative_positions)
@@ -192,7 +196,7 @@ def deberta_row(encoding: Any, offset: int) -> int:
 
 
 def _deberta(spec: Any, q: Array, k: Array, places: tuple[Array, Array], own: dict[str, Array], seen: Array) -> Array:
-    """He et al. 2021, eq. 4, both terms at the row of p_i - p_j, as the authors' code has it."""
+    """He et al. 2021, eq. 4. Both terms take the row of p_i - p_j, as in the authors' code."""
     tables = {}
     for name in ("pos_key_proj", "pos_query_proj"):
         if f"{name}.weight" in own:
@@ -210,7 +214,7 @@ def _deberta(spec: Any, q: Array, k: Array, places: tuple[Array, Array], own: di
 
 
 def _cope(spec: Any, q: Array, k: Array, places: Any, own: dict[str, Array], seen: Array) -> Array:
-    """Golovneva et al. 2024, eq. 3 to 5, for each query from its last key back; only keys it sees open a gate."""
+    """Golovneva et al. 2024, eq. 3 to 5: counts back from the last key of each query. Only visible keys have a gate."""
     table, last = own["pos_emb"], spec.encoding.npos_max - 1
     scores = np.einsum("bihd,bjhd->bhij", q, k)
     made = np.zeros_like(scores)

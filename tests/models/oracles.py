@@ -1,7 +1,7 @@
-"""The formulas of the papers in numpy float64, element by element where that is clearer. Shares no code with posexport.
+"""Blocks in numpy float64 by the formulas of the papers, element by element where that is clearer.
 
-`outputs` is the whole block of a spec, `block` its first output; the rest are its parts. Shapes: B batch, S sequence,
-T keys, N query heads, K key heads.
+`outputs` computes the whole block of a spec, and `block` its first output; the other functions are parts of it.
+Shapes: B batch, S sequence, T keys, N query heads, K key heads. This file does not share code with posexport.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ def visible(
     chunk: int | None = None,
     padding: int = 0,
 ) -> Array:
-    """Which of `keys` keys each of `seq` queries sees, by index, [S, T]; the first query has the index `first`, and
-    chunks begin behind so many tokens of `padding`."""
+    """Which of `keys` keys each of `seq` queries sees by index, [S, T].
+
+    The first query has the index `first`. The first chunk starts after `padding` tokens.
+    """
     seen = np.ones((seq, seq if keys is None else keys), bool)
     for i, j in np.ndindex(*seen.shape):
         if causal and j > first + i:
@@ -39,7 +41,7 @@ def visible(
 
 
 def weigh(logits: Array, sink: float | None) -> Array:
-    """Softmax of one row of logits, where -inf is a key that isn't seen, beside a sink; zeros where nothing is seen."""
+    """Softmax of one row of logits with an optional sink. -inf hides a key; a row without visible keys gives zeros."""
     seen = np.isfinite(logits)
     weights = np.zeros_like(logits)
     if seen.any():
@@ -50,13 +52,16 @@ def weigh(logits: Array, sink: float | None) -> Array:
 
 
 def linear(x: Array, weights: dict[str, Array], name: str) -> Array:
-    """x W^T + b, where there is a b."""
+    """x W^T + b; without a bias, b is 0."""
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", np.zeros(1))
 
 
 def key_places(positions: Array, mask: Array, first: Array) -> Array:
-    """Positions [B, T] of keys: new ones have their own; counting back from the first new token that isn't padding (the
-    last one, if all are), each cached key that isn't padding stands one before the next."""
+    """Positions [B, T] of keys: new keys have their own, and those of cached keys are counted backwards.
+
+    The count starts at the first new token that is not padding, or at the last new token if all are padding. Each
+    cached key that is not padding is one position before the next.
+    """
     batch, seq = positions.shape
     made = np.zeros(mask.shape, np.int64)
     for b in range(batch):
@@ -71,9 +76,12 @@ def key_places(positions: Array, mask: Array, first: Array) -> Array:
 
 
 def promised_places(spec: Any, inputs: dict[str, Array], batch: int, seq: int, first: Array, keys: int) -> Any:
-    """Positions [B, S] and [B, T] where they are consecutive by promise: token i has start + i, and each key before it
-    one less than the next; a start that nobody gives is the place of the first new token. In a window they are its
-    cells in the order of reading, [..., 2]."""
+    """Positions [B, S] of tokens and [B, T] of keys for `positions` = "consecutive".
+
+    Token i has the position start + i, and each earlier key is one position before the next. start is the first of
+    position_ids, or without that input the index of the first new token. In a window, the positions are [..., 2]:
+    column and row of its cells, row by row.
+    """
     made, of_keys = np.zeros((batch, seq), np.int64), np.zeros((batch, keys), np.int64)
     for b in range(batch):
         start = int(inputs["position_ids"][b, 0]) if "position_ids" in inputs else int(first[b])
@@ -87,13 +95,13 @@ def promised_places(spec: Any, inputs: dict[str, Array], batch: int, seq: int, f
 
 
 def head_norm(heads: Array, weight: Array, eps: float) -> Array:
-    """RMSNorm (Zhang and Sennrich 2019) over each head's features."""
+    """RMSNorm (Zhang and Sennrich 2019) over the features of each head."""
     made: Array = heads / np.sqrt((heads**2).mean(-1, keepdims=True) + eps) * weight
     return made
 
 
 def written(past: Array | None, new: Array, first: Array) -> Array:
-    """Keys or values [B, T, K, H]: those of a cache [B, K, P, H], and new ones [B, S, K, H] from place `first` on."""
+    """Keys or values [B, T, K, H]: those of a cache [B, K, P, H], and new ones [B, S, K, H] from `first` on."""
     batch, seq, heads, width = new.shape
     if past is None:
         return new
@@ -110,13 +118,13 @@ def written(past: Array | None, new: Array, first: Array) -> Array:
 def attention(
     spec: Any, weights: dict[str, Array], x: Array, inputs: dict[str, Array], past: tuple[Array, Array] | None
 ) -> tuple[Array, tuple[Array, Array]]:
-    """One layer's attention, [B, S, D] to [B, S, D], and its keys and values [B, K, T, H] as they are cached."""
+    """The attention of one layer, [B, S, D] to [B, S, D], and the keys and values [B, K, T, H] for the cache."""
     batch, seq, _ = x.shape
     encoding, width = spec.encoding, spec.head_dim
     source = inputs["encoder_hidden_states"].astype(np.float64) if spec.cross else x
     grown = 0 if past is None or spec.kv_cache == "shared" else past[0].shape[2]
     first = inputs.get("write_indices", np.full(batch, grown))
-    positions = inputs.get("position_ids", np.zeros((batch, seq), np.int64))  # `none` reads none
+    positions = inputs.get("position_ids", np.zeros((batch, seq), np.int64))  # The encoding `none` has no position_ids.
     if spec.positions == "consecutive":
         positions, _ = promised_places(spec, inputs, batch, seq, first, 0)
     q = linear(x, weights, "q_proj").reshape(batch, seq, spec.num_heads, width)
@@ -144,7 +152,7 @@ def attention(
         near = visible(seq, spec.causal, spec.window, int(first[b]), k.shape[1], spec.attention_chunk_size, padding)
         seen[b] = near & (mask[b] != 0)
         if not spec.cross:
-            seen[b, :, int(first[b]) + seq :] = False  # what lies behind the new keys of a shared cache is no key
+            seen[b, :, int(first[b]) + seq :] = False  # In a shared cache, slots after the new keys are empty.
     content = q + own["content_bias"] if encoding.name == "relative" else q  # terms (a) and (c) of Transformer-XL
     logits = np.einsum("bihd,bjhd->bhij", content, k) * spec.scale
     if spec.softcap is not None:
@@ -176,7 +184,7 @@ def norm(spec: Any, weights: dict[str, Array], x: Array, name: str) -> Array:
 
 
 def mlp(spec: Any, weights: dict[str, Array], x: Array) -> Array:
-    """W2 gelu(W1 x), gelu(x) = x Phi(x); or W_down (silu(W_gate x) * W_up x)."""
+    """W2 gelu(W1 x) with gelu(x) = x Phi(x), or W_down (silu(W_gate x) * W_up x)."""
     if spec.mlp == "gelu":
         h = linear(x, weights, "mlp.fc1")
         return linear(h * 0.5 * (1 + np.vectorize(math.erf)(h / math.sqrt(2))), weights, "mlp.fc2")
@@ -200,12 +208,12 @@ def layer(
 
 
 def block(spec: Any, weights: dict[str, Array], inputs: dict[str, Array]) -> Array:
-    """The output of the whole block on the graph's inputs by name, all in float64."""
+    """The output of the whole block for the graph's inputs by name, in float64."""
     return outputs(spec, weights, inputs)["output"]
 
 
 def outputs(spec: Any, weights: dict[str, Array], inputs: dict[str, Array]) -> dict[str, Array]:
-    """Every output of the whole block on the graph's inputs by name, all in float64."""
+    """All outputs of the whole block for the graph's inputs by name, in float64."""
     positions = inputs.get("position_ids")
     if spec.vocab_size is not None:
         x = weights["embed_tokens.weight"][inputs["input_ids"]]

@@ -1,6 +1,6 @@
-"""Nodes that do nothing on short inputs of usual numbers, and something on others: they are never taken over.
+"""Nodes that have an effect only on long or unusual inputs: a rewrite must not absorb them into its operators.
 
-The oracle is ONNX Runtime on the graph as it was, on inputs on which they do something.
+The oracle is ONNX Runtime with the original graph, on inputs on which these nodes have an effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from small_graphs import Graph, run
 from posexport.rewrite.rewriter import REWRITTEN
 
 FAR = 512
-"""Tokens; what depends on lengths changes from 256 on."""
+"""A number of tokens above 256, from where the nodes that depend on lengths have an effect."""
 
 
 def clipped(g: Graph, value: str) -> str:
@@ -35,7 +35,7 @@ def scaled_by_choice(g: Graph, value: str) -> str:
 
 
 def scaled_by_whole_division(g: Graph, value: str) -> str:
-    """1 + n // 256."""
+    """Times 1 + n // 256 for n tokens."""
     steps = g.op("Div", g.length("features", 1), g.constant([256]))
     return g.op("Mul", value, g.op("Cast", g.op("Add", steps, g.constant([1])), to=TensorProto.FLOAT))
 
@@ -54,18 +54,18 @@ def first_keys(g: Graph, value: str) -> str:
 
 
 def last_keys_computed(g: Graph, value: str) -> str:
-    """From max(n - 256, 0) on."""
+    """The tokens from max(n - 256, 0) on."""
     start = g.op("Max", g.op("Sub", g.length("features", 1), g.constant([256])), g.constant([0]))
     return g.op("Slice", value, start, g.constant([2**31 - 1]), g.constant([2]))
 
 
 def up_to(g: Graph, count: int) -> str:
-    """The number of tokens, `count` at most."""
+    """The number of tokens [1], at most `count`."""
     return g.op("Min", many(g), g.constant([count]))
 
 
 def blocks(g: Graph) -> str:
-    """How many blocks of 256 tokens there are, at least 1."""
+    """The number of whole blocks of 256 tokens, at least 1."""
     return g.op("Max", g.constant([1]), g.op("Div", many(g), g.constant([256])))
 
 
@@ -76,7 +76,7 @@ def last_keys_by_split(g: Graph, value: str) -> str:
 
 
 def turned_round(g: Graph, value: str) -> str:
-    """The tokens from 256 on stand before the others."""
+    """The tokens from 256 on come before the others."""
     later = g.op("Max", g.op("Sub", many(g), g.constant([256])), g.constant([0]))
     first = g.op("Concat", g.op("Sub", many(g), later), later, axis=0)
     return g.op("Concat", *reversed(g.parts("Split", 2, value, first, axis=2)), axis=2)
@@ -93,13 +93,13 @@ def repeated(g: Graph, value: str) -> str:
 
 
 def scaled_by_a_shape(g: Graph, value: str) -> str:
-    """Times the length of a value that has an element for each block of 256 tokens."""
+    """Times the length of a value with one element for each block of 256 tokens."""
     length = g.op("Shape", g.op("ConstantOfShape", blocks(g)))
     return g.op("Mul", value, g.op("Cast", length, to=TensorProto.FLOAT))
 
 
 def last_keys_without_axes(g: Graph, value: str) -> str:
-    """Steps are given and axes are not."""
+    """The last 256 tokens, by a Slice with steps and without axes."""
     turned = g.op("Transpose", value, perm=[0, 1, 3, 2])
     ends = g.constant([2**31 - 1] * 4)
     cut = g.op("Slice", turned, g.constant([0, 0, 0, -256]), ends, "", g.constant([1, 1, 1, 1]))
@@ -107,7 +107,7 @@ def last_keys_without_axes(g: Graph, value: str) -> str:
 
 
 def in_blocks(g: Graph) -> str:
-    """Rows of 256 tokens."""
+    """A shape that splits long rows into rows of 256 tokens."""
     return g.op("Concat", g.constant([-1]), up_to(g, 256), g.constant([HEADS, SIZE]), axis=0)
 
 
@@ -116,27 +116,27 @@ def in_rows(g: Graph, value: str) -> str:
 
 
 def mixed_by_blocks(g: Graph, value: str) -> str:
-    """Tokens change places in blocks of 256."""
+    """The tokens of a row, reordered in blocks of 256."""
     pairs = g.op("Concat", g.length("features", 0), g.constant([-1]), up_to(g, 256), g.constant([HIDDEN]), axis=0)
     return in_rows(g, g.op("Transpose", g.op("Reshape", value, pairs), perm=[0, 2, 1, 3]))
 
 
 def features_by_length(g: Graph, value: str) -> str:
-    """The halves of the features change places in long rows."""
+    """The halves of the features are exchanged in long rows."""
     first = g.op("Where", long(g), g.constant([SIZE // 2]), g.constant([0]))
     sizes = g.op("Concat", first, g.op("Sub", g.constant([SIZE]), first), axis=0)
     return g.op("Concat", *reversed(g.parts("Split", 2, value, sizes, axis=3)), axis=3)
 
 
 def cut_in_bytes(g: Graph, value: str) -> str:
-    """The first keys, as many as there are but for whole 256."""
+    """The first n modulo 256 of n keys, or 256 if that is 0."""
     few = g.op("Cast", g.op("Cast", many(g), to=TensorProto.UINT8), to=TensorProto.INT64)
     end = g.op("Where", g.op("Equal", few, g.constant([0])), g.constant([256]), few)
     return g.op("Slice", value, g.constant([0]), end, g.constant([2]))
 
 
 def chosen_sign(g: Graph, value: str) -> str:
-    """Times 1 by one If and -1 by another of long rows, whose branches have the same names."""
+    """Times 1, or times -1 in long rows: an If whose branches use the same names."""
 
     def branch(number: float) -> onnx.GraphProto:
         output = helper.make_tensor_value_info("number", TensorProto.FLOAT, [])
@@ -150,7 +150,7 @@ def chosen_sign(g: Graph, value: str) -> str:
 
 
 def rounded(g: Graph, value: str) -> str:
-    """To eight binary digits, and back."""
+    """Rounded to bfloat16 and cast back."""
     return g.op("Cast", g.op("Cast", value, to=TensorProto.BFLOAT16), to=TensorProto.FLOAT)
 
 
@@ -163,7 +163,7 @@ def longer(g: Graph, value: str) -> str:
 
 
 def scores_in_blocks(g: Graph, value: str) -> str:
-    """The weights of 256 keys each are as large as those of the others."""
+    """Scores in blocks of at most 256 keys, so that the weights of each block sum to 1."""
     shape = g.op("Concat", g.constant([0, 0, -1]), up_to(g, 256), axis=0)
     return g.op("Reshape", value, shape)
 
@@ -198,7 +198,7 @@ FAULTS: dict[str, tuple[dict[str, Any], float]] = {
     "keys that are counted in bytes": ({"k": cut_in_bytes, "v": cut_in_bytes}, 1.0),
     "a sign by If": ({"q": chosen_sign}, 1.0),
 }
-"""What stands in the graph, and the size of features on which it does something."""
+"""The hooks of each graph, and the size of the features on which they have an effect."""
 
 
 @pytest.mark.sampled(5)
@@ -209,7 +209,7 @@ def test_what_does_nothing_on_short_inputs_stays(fault: str, form: str) -> None:
     features = size * np.random.default_rng(1).standard_normal((2, FAR, HIDDEN)).astype(np.float32)
     expected, plain = (run(one, {"features": features})["output"] for one in (model, model_of()))
     largest = float(np.abs(expected).max())
-    assert float(np.abs(plain - expected).max()) > 1e-3 * largest  # it does something here
+    assert float(np.abs(plain - expected).max()) > 1e-3 * largest  # The nodes have an effect here.
     _, proto = rewritten_model(model, form=form, target="ort")
     actual = run(proto, {"features": features})["output"]
     assert actual.shape == expected.shape
@@ -221,20 +221,20 @@ def test_what_does_nothing_on_short_inputs_stays(fault: str, form: str) -> None:
     "fault", [name for name in FAULTS if not {"weights", "rounded scores"} & {name, *name.split()}]
 )
 def test_attention_begins_below_it(fault: str) -> None:
-    """Its products are an operator all the same."""
+    """The fault stays, and the attention after it becomes an operator."""
     done, proto = rewritten_model(model_of(**FAULTS[fault][0]), form="native", target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
     assert [node.op_type for node in proto.graph.node].count("Attention") == 1
 
 
 def heads_by_length(g: Graph) -> str:
-    """Half as many heads of twice the size in long rows."""
+    """Half as many heads with twice the size in long rows."""
     heads = g.op("Where", long(g), g.constant([HEADS // 2]), g.constant([HEADS]))
     return g.op("Concat", g.constant([0, 0]), heads, g.constant([-1]), axis=0)
 
 
 def test_a_softmax_of_fewer_digits_is_left_alone() -> None:
-    """ONNX Runtime computes this one in float32 on a CPU, others don't."""
+    """ONNX Runtime on a CPU computes this float16 softmax in float32, but other runtimes do not."""
     done, _ = rewritten_model(model_of(scores=shorter, weights=longer), form="native", target="ort")
     assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [("kept", "score-digits")]
 
@@ -246,7 +246,7 @@ def test_heads_that_lengths_decide_are_left_alone(form: str) -> None:
 
 
 def size_of_heads(g: Graph, value: str) -> str:
-    """Divided by the last length."""
+    """Divided by the length of the last axis."""
     size = g.op("Slice", g.op("Shape", value), g.constant([-1]), g.constant([2**31 - 1]))
     return g.op("Div", value, g.op("Cast", size, to=TensorProto.FLOAT))
 
@@ -276,7 +276,7 @@ def test_a_default_that_callers_may_change_is_no_constant() -> None:
 
 
 def with_sinks(g: Graph, scores: str) -> str:
-    """One more logit for each head and query."""
+    """Adds one logit for each head and query."""
     sinks = g.constant(np.linspace(-1, 1, HEADS).reshape(1, HEADS, 1, 1), np.float32)
     shape = g.op("Concat", g.length("features", 0), g.constant([1]), many(g), g.constant([1]), axis=0)
     return g.op("Concat", scores, g.op("Expand", sinks, shape), axis=-1)
@@ -297,7 +297,7 @@ def test_the_column_of_sinks_is_cut_off_by_a_length(form: str) -> None:
 
 
 def less_the_maximum(g: Graph, scores: str) -> str:
-    """Over the keys in short rows, over the queries in long ones."""
+    """Scores minus their maximum, over the keys in short rows and over the queries in long rows."""
     axis = g.op("Where", long(g), g.constant([2]), g.constant([3]))
     return g.op("Sub", scores, g.op("ReduceMax", scores, axis, keepdims=1))
 
@@ -309,11 +309,11 @@ def test_a_maximum_over_an_axis_that_lengths_decide_is_left_alone(form: str) -> 
 
 
 def filled_nan(fill: float, *, own: bool = True) -> Hook:
-    """`fill` in place of weights that are no numbers, or where another number is none."""
+    """`fill` where a weight is NaN, or with `own` False where another number is NaN."""
 
     def hook(g: Graph, weights: str) -> str:
         zero = g.op("Cast", g.op("Max", g.op("Sub", g.constant([256]), many(g)), g.constant([0])), to=TensorProto.FLOAT)
-        other = g.op("Div", zero, zero)  # 0 / 0 in long rows
+        other = g.op("Div", zero, zero)  # NaN in long rows
         return g.op("Where", g.op("IsNaN", weights if own else other), g.constant(fill, np.float32), weights)
 
     return hook
@@ -333,7 +333,7 @@ def test_other_numbers_that_are_none_decide_nothing(form: str) -> None:
 
 
 def first_of_encoder(g: Graph, value: str) -> str:
-    """The first 11 tokens, which is how many there are on the inputs that are probed."""
+    """The first 11 tokens. The inputs of the probe have exactly 11."""
     return g.op("Slice", value, g.constant([0]), g.constant([11]), g.constant([2]))
 
 
@@ -361,7 +361,7 @@ def test_a_cut_of_what_is_probed_as_a_whole_stays(hook: Hook, form: str) -> None
 
 
 def slopes_by_row(g: Graph, scores: str) -> str:
-    """ALiBi of the places of the mask, as BLOOM and Falcon write it: [rows * N, 1, T], then [B, -1, 1, T]."""
+    """ALiBi by the positions of the mask, as in BLOOM and Falcon: [rows * N, 1, T], then [B, -1, 1, T]."""
     mask = g.op("Cast", "attention_mask", to=TensorProto.FLOAT)
     places = g.op("Unsqueeze", g.op("CumSum", mask, g.constant(1)), g.constant([1]))
     bias = g.op("Mul", places, g.constant(np.linspace(-0.5, -0.1, HEADS).reshape(1, HEADS, 1), np.float32))

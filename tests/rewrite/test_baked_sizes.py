@@ -1,4 +1,4 @@
-"""Graphs that take some sizes only: their new files give the same on each of them."""
+"""Graphs that accept only some sizes: their rewritten files give the same results for each of these."""
 
 from __future__ import annotations
 

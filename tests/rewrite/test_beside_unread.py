@@ -1,4 +1,4 @@
-"""Attention beside an operator that nobody here can evaluate: it is rewritten, and the other one named."""
+"""Attention beside an operator that posexport cannot evaluate: it is rewritten, and the operator is named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 
 
 def model_with(kind: str, *, stated: Any = ("batch", "seq", WIDTH), scale: float = SIZE**-0.5) -> onnx.ModelProto:
-    """Attention, an operator of com.microsoft, and attention behind that."""
+    """Attention, then an operator of com.microsoft or of an unknown domain, then attention."""
     rng = np.random.default_rng(0)
     g = Graph()
     const, op = g.constant, g.op
@@ -82,7 +82,7 @@ def test_attention_before_and_behind_is_rewritten(form: str) -> None:
     for shape in ((2, 7, WIDTH), (1, 1, WIDTH), (3, 20, WIDTH)):
         features = np.random.default_rng(shape[1]).standard_normal(shape).astype(np.float32)
         before = run(model, features)
-        # what is quantised in between may round one step apart
+        # The quantised values in between may differ by one step.
         np.testing.assert_allclose(run(after, features), before, rtol=0, atol=2e-2)
         assert np.abs(run(after, features) - before).mean() < 1e-3
 
@@ -127,7 +127,7 @@ def test_a_wrong_rewrite_beside_it_is_seen() -> None:
 
 
 def test_what_the_operator_reads_is_compared_too() -> None:
-    """Attention before the operator alone is another, which no output shows where the operator's own is drawn."""
+    """Only the attention before the operator differs. No output shows this, because the operator's output is drawn."""
     right, wrong = (ir.from_proto(model_with("Mixer")) for _ in range(2))
     node = next(node for node in wrong.graph if node.op_type == "Mul")
     node.replace_input_with(1, ir.Value(name="more", const_value=ir.tensor([0.4], name="more")))

@@ -1,4 +1,4 @@
-"""Attention of graphs in bfloat16, which numpy lacks: inputs, caches, weights and masks."""
+"""Attention in bfloat16 graphs, with inputs, caches, weights and masks in a dtype that numpy does not have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST = float(ml_dtypes.finfo(ml_dtypes.bfloat16).min)
 
 
 def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in bfloat16, but for its angles, whose cosines and sines are cast to it."""
+    """The model in bfloat16, except for its angles: their cosines and sines are cast to bfloat16."""
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name != "inv_freq":
             array = np.maximum(numpy_helper.to_array(tensor), LEAST)

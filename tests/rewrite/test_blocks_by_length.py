@@ -1,6 +1,6 @@
-"""Attention within blocks of 256 tokens: short rows have one block, and nothing may be written as if that were so.
+"""Attention within blocks of 256 tokens: short rows have one block, but a rewrite must not assume that.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK, HEADS, SIZE, HIDDEN = 256, 2, 8, 16
 
 
 def blocks(g: Graph) -> tuple[str, str, str]:
-    """Features [B, S, HIDDEN] filled up to whole blocks, the number of rows and that of blocks."""
+    """Features [B, S, HIDDEN] padded to whole blocks, the number of rows, and the number of blocks."""
     rows, length = g.length("features", 0), g.length("features", 1)
     more = g.op("Mod", g.op("Neg", length), g.constant([BLOCK]))
     count = g.op("Div", g.op("Add", length, more), g.constant([BLOCK]))
@@ -33,7 +33,7 @@ def hidden(g: Graph, scores: str) -> str:
 
 
 def finished(g: Graph, rows: str, attended: str) -> onnx.ModelProto:
-    """The model whose result is [B, blocks, BLOCK, HIDDEN] in some form, cut to the tokens that were given."""
+    """The model with the result `attended`, reshaped from [B, blocks, BLOCK, HIDDEN] and cut to the given tokens."""
     whole = g.op("Reshape", attended, g.op("Concat", rows, g.constant([-1, HIDDEN]), axis=0))
     cut = g.op("Slice", whole, g.constant([0]), g.length("features", 1), g.constant([1]))
     g.op("MatMul", cut, g.random("last", HIDDEN, HIDDEN), name="y")
@@ -67,7 +67,7 @@ def one_head(g: Graph, x: str, rows: str, count: str) -> list[str]:
 
 
 def turned() -> onnx.ModelProto:
-    """One head, turned as [B, blocks, BLOCK, HIDDEN] by the place in its block, and folded to three axes."""
+    """One head, rotated as [B, blocks, BLOCK, HIDDEN] by the position in the block, and reshaped to three axes."""
     g = Graph()
     x, rows, count = blocks(g)
     half, end, last = g.constant([HIDDEN // 2]), g.constant([HIDDEN]), g.constant([-1])
@@ -86,7 +86,7 @@ def turned() -> onnx.ModelProto:
 
 
 def operators() -> onnx.ModelProto:
-    """`Attention` of four axes whose second is that of the blocks, with two query heads for each key head."""
+    """`Attention` with four axes, the second for the blocks, with two query heads for each key head."""
     g = Graph()
     x, rows, count = blocks(g)
     q, k, v = one_head(g, x, rows, count)

@@ -1,4 +1,4 @@
-"""`posexport rewrite` of files with attention in the body of an If, and in one of another body."""
+"""`posexport rewrite` for files with attention in the body of an If or of another operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _one_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _with_if(model: onnx.ModelProto, flag: str = "flag") -> onnx.ModelProto:
-    """The same graph in a branch of If, and a node behind that."""
+    """The same graph in a branch of an If, with a node after it."""
     inner, other = onnx.GraphProto(name="then"), onnx.GraphProto(name="else")
     inner.node.extend(model.graph.node)
     inner.output.append(model.graph.output[0])

@@ -1,4 +1,4 @@
-"""Scores with an upper bound for each key, and hidden keys whose logit is only below all scores that a cap allows."""
+"""Scores with an upper bound for each key, and hidden keys whose logit is only slightly below all capped scores."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def bounded(bound: float) -> Mix:
 
 
 def by_input(g: Graph, scores: str, values: str) -> str:
-    """A bound that callers give, which may be any number."""
+    """A bound that is an input and may be any number."""
     mask = g.op("Unsqueeze", g.op("Cast", "attention_mask", to=TensorProto.FLOAT), g.constant([1, 2]))
     return g.op("MatMul", g.op("Softmax", g.op("Min", scores, mask), axis=-1), values)
 
 
 def negated(g: Graph, scores: str, values: str) -> str:
-    """A mask of scores that change their sign behind it."""
+    """A mask of negated scores, which are negated again after it."""
     mask = g.op("Where", seen(g, scores), number(g, 1e30), number(g, -1e30))
     less = g.op("Neg", g.op("Min", g.op("Neg", scores), mask))
     return g.op("MatMul", g.op("Softmax", less, axis=-1), values)
 
 
 def filled(fill: float, cap: float | None = None, *, added: str = "") -> Mix:
-    """Scores within a cap, with `fill` in place of hidden keys, and numbers `added` before or behind that."""
+    """Scores with an optional cap and `fill` at hidden keys; positions are `added` before or after the fill."""
 
     def mix(g: Graph, scores: str, values: str) -> str:
         if cap is not None:
@@ -68,7 +68,7 @@ def filled(fill: float, cap: float | None = None, *, added: str = "") -> Mix:
 
 
 def hidden(cap: float | None = None) -> Mix:
-    """What the others should be."""
+    """The attention that the others should be equal to."""
     return filled(-1e9, cap)
 
 

@@ -1,4 +1,4 @@
-"""Merged decoders as optimum writes them: one If, whose bodies are a prompt without caches and a step behind them."""
+"""Merged decoders as optimum writes them: one If with a body for a prompt without caches and one for a cached step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ LAYERS = 1
 
 
 def merged(*, names: bool = True, opset: int = 18) -> onnx.ModelProto:
-    """Both bodies read the weights of the graph around them; with `names` their values have names of their own, else
-    those of the other body, and their outputs those of the graph, as optimum's have."""
+    """A merged decoder whose bodies read the weights of the outer graph.
+
+    With `names`, the values of each body have their own names. Otherwise both bodies use the same names, and their
+    outputs have those of the graph, as in optimum's files.
+    """
     whole = decoder(layers=LAYERS, opset=opset)
 
     def body(label: str, has_cache: bool) -> onnx.GraphProto:
@@ -53,7 +56,7 @@ def merged(*, names: bool = True, opset: int = 18) -> onnx.ModelProto:
 
 
 def written(model: onnx.ModelProto, **options: str) -> tuple[Rewritten, onnx.ModelProto]:
-    """What became of a graph, and the new one."""
+    """The result of rewriting a graph, and the new graph."""
     done = rewrite_branches(ir.from_proto(model), RewriteOptions(**options))
     return done, ir.to_proto(done.model)
 
@@ -65,7 +68,7 @@ def bodies(model: onnx.ModelProto) -> list[onnx.GraphProto]:
 
 
 def check_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """Both graphs give the same in ONNX Runtime, by either of their bodies."""
+    """Asserts that both graphs give the same results in ONNX Runtime, in both bodies."""
     for batch, seq, past, left in SHAPES:
         given = inputs(batch, seq, past, left, LAYERS) | {"use_cache_branch": np.array([past > 0])}
         have = run(after, given)

@@ -1,6 +1,7 @@
-"""Numbers of queries or rows are not taken for numbers of heads where there are as many of them.
+"""An axis of queries or keys is not taken for the axis of heads if both have the same length.
 
-Inputs are fixed; far positions alone show the difference. The oracle is ONNX Runtime on the graph as it was.
+The sizes of the inputs are fixed, and only far positions show the difference. The oracle is ONNX Runtime with the
+original graph.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FAR = 60_000
 
 
 def _far(g: Writer, *shape: int) -> str:
-    """Numbers [batch, seq] laid out otherwise: 1, at far positions 3."""
+    """A number for each position, reshaped to `shape`: 3 at far positions and 1 at others."""
     positions = g.input("position_ids", TensorProto.INT64, 1, graphs.HEADS)
     is_far = g.op("Greater", positions, g.const(FAR - 1))
     return g.op("Reshape", g.op("Where", is_far, g.floats(3.0), g.floats(1.0)), g.const([*shape]))

@@ -29,16 +29,16 @@ FORMS = ("native", "contrib", "function")
 ALL_FORMS = (*FORMS, "decomposed")
 
 SIZES = [(1, 1, 9), (2, 6, 0), (1, 4, 13)]
-"""Rows, tokens, and cached ones; GroupQueryAttention takes several tokens behind others for one row."""
+"""Rows, tokens and cached tokens. GroupQueryAttention accepts several tokens after cached ones only for one row."""
 
 PASTS = ("past_key_values.0.key", "past_key_values.0.value")
 
 ROOM = 24
-"""Places of a buffer."""
+"""The length of a buffer in tokens."""
 
 
 def with_nodes(model: onnx.ModelProto, *nodes: onnx.NodeProto, **weights: Array) -> onnx.ModelProto:
-    """A graph with more nodes, in an order that onnx takes."""
+    """A graph with more nodes, sorted topologically."""
     model.graph.node.extend(nodes)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     inner = ir.from_proto(model)
@@ -47,7 +47,7 @@ def with_nodes(model: onnx.ModelProto, *nodes: onnx.NodeProto, **weights: Array)
 
 
 def read(model: onnx.ModelProto, what: str) -> str:
-    """The name of a value: scores, what is softmaxed, weights, the keys, or those that are cached."""
+    """The name of a value: the scores, the input or output of the softmax, all keys, or the cached keys."""
     softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
     product = next(node for node in model.graph.node if node.op_type == "MatMul" and "transpose" in node.input[1])
     names = {"scores": product.output[0], "logits": softmax.input[0], "weights": softmax.output[0]}
@@ -58,7 +58,7 @@ WHAT = ("scores", "logits", "weights", "keys", "cached")
 
 
 def with_dead_nodes(what: str) -> onnx.ModelProto:
-    """A decoder with two nodes behind a value of which nothing is read."""
+    """A decoder with two nodes after a value whose result nothing reads."""
     model = decoder()
     value = read(model, what)
     return with_nodes(
@@ -114,7 +114,7 @@ def test_attention_that_nothing_reads_is_none() -> None:
     model = decoder(layers=2)
     ends = next(node for node in model.graph.node if "logits" in node.output)
     first = next(node for node in model.graph.node if node.op_type == "Add" and node.output[0] == ends.input[0])
-    ends.input[0] = first.input[0]  # what the first layer gives
+    ends.input[0] = first.input[0]  # the output of the first layer
     for output in [output for output in model.graph.output if output.name.startswith("present.1")]:
         model.graph.output.remove(output)
     done, _ = rewritten_model(model, form="native", target="ort")
@@ -139,7 +139,7 @@ def test_what_else_reads_a_buffer_reads_its_used_part(of: str, form: str) -> Non
 
 
 def read_again() -> onnx.ModelProto:
-    """A decoder whose second layer reads the keys of the first layer's cache, each less the one before it."""
+    """A decoder whose second layer reads the keys of the first layer's cache, each minus the one before it."""
     model = decoder(layers=2, one_cache=True)
     places = [at for at, node in enumerate(model.graph.node) if "present.0.key" in node.input]
     weights = {"begin": np.array([0]), "last": np.array([-1]), "tokens": np.array([2])}
@@ -170,7 +170,7 @@ def test_a_layer_may_read_the_cache_of_another_in_its_own_way(form: str, kv_cach
 
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_shapes_of_repeated_keys_are_no_readers(form: str) -> None:
-    """As TorchScript asks for them: they say how many tokens are cached, not how long buffers are."""
+    """A Shape of the repeated keys, as TorchScript writes it, gives the number of tokens, not the buffer length."""
     model = decoder()
     product = next(node for node in model.graph.node if node.op_type == "MatMul" and node.input[0] == "attention_0")
     model.graph.output.append(helper.make_tensor_value_info("sizes", TensorProto.INT64, [4]))

@@ -1,4 +1,4 @@
-"""Capped scores over a grown cache: GroupQueryAttention takes any rows, tokens and cached keys."""
+"""Capped scores over a growing cache: GroupQueryAttention accepts any number of rows, tokens and cached keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention in the bodies of an If that is one node among others: features go in, and features come out."""
+"""Attention in the bodies of an If that is one node among others and maps features to features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from posexport.rewrite.rewriter import Rewritten
 
 
 def attended(g: Graph, x: str, name: str, *, is_causal: bool, y: str | None = None) -> str:
-    """The attention of tokens to themselves, or to those of `y`."""
+    """Self-attention of the tokens `x`, or cross-attention to the tokens `y`."""
 
     def heads(source: str, part: str) -> str:
         weight = g.random(f"{name}.{part}", HIDDEN, HEADS * SIZE)
@@ -44,7 +44,7 @@ def attended(g: Graph, x: str, name: str, *, is_causal: bool, y: str | None = No
 
 
 def model(*, same_names: bool = False, both: bool = True) -> onnx.ModelProto:
-    """x, attended outside, then by one of two attentions, that of long rows to the left only, then a product."""
+    """An attention, then an If with two attentions (the one for long rows is causal), then a product."""
     g = Graph()
     x = g.op("Add", "x", attended(g, "x", "outside", is_causal=False), name="residual")
     bodies = {}
@@ -85,7 +85,7 @@ def written(before: onnx.ModelProto, **options: Any) -> tuple[Rewritten, onnx.Mo
 
 
 def check_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """Both graphs give the same in ONNX Runtime, by either of their bodies."""
+    """Asserts that both graphs give the same results in ONNX Runtime, in both bodies."""
     onnx.checker.check_model(after, full_check=True)
     for shape in ((1, 1), (2, 9)):
         x = np.random.default_rng(0).standard_normal((*shape, HIDDEN)).astype(np.float32)
@@ -154,7 +154,7 @@ agraph (float[batch, seq, 16] x, float[batch, keys, 16] y, bool[batch, keys] see
 
 @pytest.mark.parametrize("form", ["function", "native", "contrib"])
 def test_what_a_body_reads_of_the_graph_around_it_stays_there(form: str) -> None:
-    """Keys that are an output too, and the mask, are computed outside of the body."""
+    """The mask and the keys, which are also an output, are computed outside the body."""
     before = onnx.parser.parse_model(CROSS)
     onnx.checker.check_model(before, full_check=True)
     roles = {"x": "features", "y": "encoder_features", "seen": "encoder_attention_mask"}

@@ -1,4 +1,4 @@
-"""Evidence computes nothing above the features that it draws, where shapes of inputs say how large those are."""
+"""Evidence does not compute nodes before the features that it draws, if input shapes tell the sizes of these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scaled(model: ir.Model, by: float) -> ir.Model:
 
 
 def without_queries(model: ir.Model) -> ir.Model:
-    """A copy whose queries can't be computed from anything."""
+    """A copy whose queries cannot be computed: their weight has the wrong shape."""
     copy = model.clone()
     copy.graph.initializers[QUERIES].const_value = ir.tensor(np.zeros((HIDDEN + 1, HIDDEN), np.float32))
     return copy
@@ -65,4 +65,4 @@ def test_a_difference_on_inputs_that_the_model_does_not_take_counts_for_nothing(
     assert found(view, view.model, other).differs
     evidence = found(view, without_queries(view.model), other)
     assert not evidence.differs
-    assert evidence.cases == 1  # of one token, whose weight is 1
+    assert evidence.cases == 1  # the case of one token, whose attention weight is always 1

@@ -1,4 +1,4 @@
-"""Exact angles in the place of a graph's own: right at far positions, the same near, and never of another encoding."""
+"""Exact angles that replace a graph's own: right at far positions, equal at near ones, never of another encoding."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def record(result: Any, index: int = 0) -> dict[str, Any]:
 
 
 def at(start: int) -> dict[str, Array]:
-    """Inputs whose positions begin at `start` and 1,000 further."""
+    """Inputs of two rows whose positions start at `start` and at `start` + 1,000."""
     feeds = helpers.feeds(2, 6, 0)
     feeds["attention_mask"][:] = 1
     return feeds | {"position_ids": np.arange(6)[None] + np.array([[start], [start + 1000]])}
 
 
 def off(path: Path, feeds: dict[str, Array], model: onnx.ModelProto | None = None) -> float:
-    """How far logits and keys of a file are from those of exact angles."""
+    """The difference of logits and keys of a file from those with exact angles."""
     logits, keys = exact_oracle.computed(small_graphs.decoder() if model is None else model, feeds)
     errors = []
     for have, want in zip(helpers.ran(path, feeds, ["logits", "present.0.key"]), (logits, keys), strict=True):
@@ -77,7 +77,7 @@ def test_both_errors_stand_in_the_manifest(tmp_path: Path) -> None:
     assert found["original_error"] > 0.01 and found["error"] <= 2.5e-7 and found["cases"] >= 8
     data = json.loads((tmp_path / "out.onnx.json").read_text())["rewrite"]
     assert data["angles"] == "exact" and data["attentions"][0]["angles"] == found
-    # the error of the original is that of products in float32, at the positions that are said
+    # The recorded error of the original is that of float32 products, at the recorded positions.
     position = np.float32(FARTHEST)
     turns = [exact_oracle.turn(FARTHEST, pair) for pair in range(4)]
     angle = (position * frequencies().ravel()).astype(np.float64)
@@ -112,7 +112,7 @@ def test_only_what_is_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_form_alone_may_stay(tmp_path: Path) -> None:
-    """A file in the form, with angles in float32: these alone are written anew."""
+    """The file already has the form, with float32 angles: only the angles are rewritten."""
     path, native, out = helpers.saved(tmp_path), tmp_path / "native.onnx", tmp_path / "out.onnx"
     helpers.rewritten(path, native, form="native")
     result = helpers.rewritten(native, out, form="native", angles="exact")
@@ -180,7 +180,7 @@ def test_positions_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_turns_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near positions are within what rounding explains; far ones are not those of float64."""
+    """Errors at near positions look like rounding, but at far positions the angles differ from float64."""
     exact_turns = writing.exact_turns
     monkeypatch.setattr(writing, "exact_turns", lambda frequencies: exact_turns(frequencies * (1 + 1e-8)))
     result = helpers.rewritten(helpers.saved(tmp_path), tmp_path / "out.onnx", form="native", angles="exact")
@@ -189,7 +189,7 @@ def test_turns_that_are_written_wrongly_show(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_angles_in_a_third_value_stay(tmp_path: Path) -> None:
-    """Queries are turned by a sine of their own beside that of keys, which both read too."""
+    """The rotations read the sine, and also a separate value with the negative sine."""
     model = third_value()
     path, out = helpers.saved(tmp_path, model), tmp_path / "out.onnx"
     assert off(path, at(7)) <= 1e-3  # the same function

@@ -24,7 +24,7 @@ def _one_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> Path:
-    """One layer with a cache."""
+    """A file with a decoder of one layer and a cache."""
     return helpers.saved(tmp_path)
 
 
@@ -50,7 +50,7 @@ def test_exact_angles_are_said_with_both_errors(decoder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_manifest_makes_no_other_change_pass(decoder: Path) -> None:
-    """A file with exact angles by its manifest is held against the source with these, and with nothing else changed."""
+    """If the manifest says that angles are exact, verify allows exact angles and no other change of the source."""
     arguments = ("--form", "decomposed", "--angles", "exact")
     assert cli("rewrite", "in.onnx", "-o", "out.onnx", *arguments).exit_code == 0
     model = onnx.load("out.onnx")

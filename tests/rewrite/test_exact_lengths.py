@@ -1,4 +1,4 @@
-"""Exact angles where lengths are above them: lengths may say how many angles there are, not which."""
+"""Exact angles in graphs whose angles depend on lengths: a length may decide their number, but not their values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def angles(path: Path, out: Path) -> tuple[str, str | None]:
-    """State of the angles of a file whose attention is rewritten, and the code of the reason."""
+    """The state of the angles after a rewrite, and the code of the reason."""
     found: dict[str, Any] = helpers.rewritten(path, out, form="native", angles="exact").attentions[0]["angles"]
     return found["state"], found["reason"] and found["reason"]["code"]
 
 
 def is_same(path: Path, out: Path, tokens: int, rows: int = 2) -> bool:
-    """Whether both files give the same for rows of so many tokens."""
+    """Whether both files give the same results for rows of `tokens` tokens."""
     feeds = helpers.feeds(rows, tokens, 0)
     have, want = helpers.ran(out, feeds)[0], helpers.ran(path, feeds)[0]
     assert have.shape == want.shape and np.isfinite(want).all()
@@ -75,7 +75,7 @@ def test_angles_that_know_more_than_the_position_of_their_token_stay(tmp_path: P
 
 @pytest.mark.slow
 def test_tokens_in_another_order_keep_their_angles(tmp_path: Path) -> None:
-    """On short rows all are in their order: positions are those behind, not before."""
+    """Short rows are in order. The exact angles take the reordered positions."""
     path, out = helpers.saved(tmp_path, graphs.turned_round()), tmp_path / "out.onnx"
     assert angles(path, out)[0] == "exact"
     assert is_same(path, out, 6) and is_same(path, out, graphs.LONG + 9)
@@ -90,7 +90,7 @@ def test_positions_that_lengths_decide_are_positions(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_is_compared_row_by_row(tmp_path: Path) -> None:
-    """One row is another, which no drawn position meets."""
+    """One row of the table is changed, at a position that is not drawn."""
     model = table(3000)
     array = next(numpy_helper.to_array(one).copy() for one in model.graph.initializer if one.name == "Cos_table")
     array[1777] += 0.01
@@ -124,7 +124,7 @@ def test_one_row_of_positions_for_all_rows(tmp_path: Path, spread: bool) -> None
 
 
 def test_angles_that_were_written_for_each_row_become_exact(tmp_path: Path) -> None:
-    """The form native repeats cosines and sines for each row."""
+    """The form native repeats the cosines and sines for each row."""
     path, native, out = (
         helpers.saved(tmp_path, graphs.counted(spread=False)),
         *map(tmp_path.joinpath, ("a.onnx", "b.onnx")),

@@ -1,4 +1,4 @@
-"""Exact angles of recognised parameters, and which of them each feature of a value is."""
+"""Exact angles of recognised parameters, and which angle each feature of a value has."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_parameters_give_the_angles_of_their_formula(encoding: dict[str, Any]) -
     cos, sin = found.cos_sin(np.array([0, 3, 70_000]))
     divided = encoding["factor"] if encoding.get("scaling") == "linear" else 1.0
     for at_row, position in enumerate((0, 3, 70_000)):
-        for pair in range(4 if "yarn" not in encoding.values() else 1):  # its first pair is as it was
+        for pair in range(4 if "yarn" not in encoding.values() else 1):  # YaRN keeps the first pair
             expected = exact_oracle.turn(position, pair, encoding["theta"])
             if divided != 1.0:
                 angle = position * encoding["theta"] ** (-pair / 4) / divided

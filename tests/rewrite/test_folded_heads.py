@@ -1,6 +1,6 @@
-"""Multi-query attention whose query heads are folded into the axis of tokens, as exports of GPTBigCode write it.
+"""Multi-query attention whose query heads are folded into the token axis, as in exports of GPTBigCode.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ LOW = -1e9
 
 @attrs.frozen(kw_only=True)
 class Style:
-    """How heads are folded. `heads_first`: [B, N*S, D], else [B, S*N, D]. `until_values`: mask and softmax see folded
-    heads too. `key_axis`: an axis for the key head. `fault`: keys of the values."""
+    """How heads are folded.
+
+    - `heads_first`: queries are [B, N*S, D] instead of [B, S*N, D].
+    - `until_values`: the mask and the softmax also have folded heads.
+    - `key_axis`: the keys have an axis for the key head.
+    - `fault`: the values are read as keys.
+    """
 
     heads_first: bool = False
     until_values: bool = False
@@ -46,7 +51,7 @@ STYLES = {
 
 
 def model_of(style: Style) -> onnx.ModelProto:
-    """Features [batch, seq, HIDDEN] to the output, causal, with padding."""
+    """Causal attention over features [batch, seq, HIDDEN], with padding."""
     g, x = Graph(), "features"
     q, k, v = (
         g.op("MatMul", x, g.random(name, HIDDEN, size * SIZE)) for name, size in zip("qkv", (HEADS, 1, 1), strict=True)
@@ -96,7 +101,7 @@ def model_of(style: Style) -> onnx.ModelProto:
 
 
 def visible(g: Graph, seq: str, keys: str) -> str:
-    """Which keys queries see: bool [B, S, T]."""
+    """Which keys each query sees: bool [B, S, T]."""
     places = g.op("Range", g.constant(0), g.op("Squeeze", keys), g.constant(1))
     first = g.op("Squeeze", g.op("Sub", keys, seq))
     queries = g.op("Unsqueeze", g.op("Range", first, g.op("Squeeze", keys), g.constant(1)), g.constant([1]))

@@ -1,5 +1,4 @@
-"""The suite of graphs: its table is of models that transformers has, and one architecture is made as a file with
-references that ONNX Runtime meets."""
+"""The suite of graphs: transformers has all models of its table, and ONNX Runtime agrees with the references of one."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def test_the_table_names_models_that_transformers_has() -> None:
     from table import ARCHITECTURES
     from vision import VISION
 
-    assert len(ARCHITECTURES) == len(DECODERS) + len(ENCODERS) + len(VISION)  # no name comes twice
+    assert len(ARCHITECTURES) == len(DECODERS) + len(ENCODERS) + len(VISION)  # No name occurs twice.
     assert set(CORE) <= set(ARCHITECTURES)
     assert set(FEW) < set(_exporters())
     for row in ARCHITECTURES.values():
@@ -66,7 +65,7 @@ def test_one_file_is_made(tmp_path: Path) -> None:
     data = np.load(tmp_path / record["references"][0])
     assert {f"in/{name}" for name in record["feeds"].values()} < set(data)
     gap = np.abs(data["torch/output"] - data["out64/output"]).max()
-    assert 0 < gap < 1e-4  # float64 is wider than the file's dtype
+    assert 0 < gap < 1e-4  # The references are float64, wider than the dtype of the file.
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Biases of scores whose queries and keys are laid out on the grid of a picture, as in SAM, ViTDet and MViT.
+"""Biases of scores whose queries and keys are on the grid of an image, as in SAM, ViTDet and MViT.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ TOKENS = SIDES[0] * SIDES[1]
 
 
 def model_of(lead: Sequence[int], *, features: bool, swapped: bool = False) -> onnx.ModelProto:
-    """Scores laid out as [*lead, 3, 5, 3, 5], with biases by row and by column of the keys, which queries decide
-    (`features`) or a table. `swapped` adds them to the other grid's axes: queries by the row of the keys."""
+    """Attention whose scores are [*lead, 3, 5, 3, 5], with biases by row and by column of the keys.
+
+    The biases are computed from the queries (`features`) or read from a table. `swapped` adds them to the axes of the
+    other grid.
+    """
     g = Graph()
     packed = g.op("MatMul", "features", g.random("qkv", HIDDEN, 3 * HIDDEN))
     split = g.op("Reshape", packed, g.constant([0, TOKENS, 3, HEADS, SIZE]))

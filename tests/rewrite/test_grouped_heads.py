@@ -1,7 +1,6 @@
-"""Heads in two axes, those of keys and the query heads that share each: by MatMul that broadcasts, and by Einsum.
-Einsum of one key head without an axis, too.
+"""Heads on two axes, for key heads and for the query heads that share each: by a broadcasting MatMul and by Einsum.
 
-The oracle is ONNX Runtime on the graph as it was.
+Also Einsum with one key head that has no axis. The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Layer = Callable[[Graph, str], str]
 
 
 def model_of(*layers: Layer) -> onnx.ModelProto:
-    """Layers one after the other, features [batch, seq, HIDDEN] to the output."""
+    """A graph that applies layers one after the other to features [batch, seq, HIDDEN]."""
     g = Graph()
     x = "features"
     for layer in layers:
@@ -46,20 +45,22 @@ def model_of(*layers: Layer) -> onnx.ModelProto:
 
 
 def projected(g: Graph, x: str, name: str, *heads: int) -> str:
-    """[B, S, heads, SIZE]."""
+    """A projection [B, S, *heads, SIZE]."""
     weight = g.random(f"{name}_{len(g.weights)}", HIDDEN, int(np.prod(heads)) * SIZE)
     return g.op("Reshape", g.op("MatMul", x, weight), g.constant([0, 0, *heads, SIZE]))
 
 
 def merged(g: Graph, mixed: str, perm: tuple[int, ...]) -> str:
-    """The result of attention, its axes brought to [B, S, K, G, D], as [B, S, HIDDEN]."""
+    """The result of attention, transposed to [B, S, K, G, D] and reshaped to [B, S, HIDDEN]."""
     tokens = g.op("Reshape", g.op("Transpose", mixed, perm=list(perm)), g.constant([0, 0, HEADS * SIZE]))
     return g.op("MatMul", tokens, g.random(f"o_{len(g.weights)}", HEADS * SIZE, HIDDEN))
 
 
 def weights_of(g: Graph, scores: str, *, per_head: bool = False, cap: bool = False, axes: int = 2) -> str:
-    """Softmax of causal scores [B, K, G, S, T], padding hidden; with a slope for each head, or capped. Heads have this
-    number of `axes`."""
+    """Softmax of scores [B, K, G, S, T] with a causal and a padding mask, optionally with slopes per head or a cap.
+
+    `axes` is the number of axes of the heads.
+    """
     scores = g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32))
     if cap:
         five = g.constant(5.0, np.float32)
@@ -77,7 +78,7 @@ def weights_of(g: Graph, scores: str, *, per_head: bool = False, cap: bool = Fal
 
 
 def broadcast(g: Graph, x: str, *, per_head: bool = False, cap: bool = False, tiled: bool = False) -> str:
-    """MatMul of five axes; `tiled` where the groups stand before the key heads."""
+    """MatMul with five axes; with `tiled`, the axis of the groups comes before that of the key heads."""
     split, axis = ((GROUPS, KEY_HEADS), 1) if tiled else ((KEY_HEADS, GROUPS), 2)
     q = g.op("Transpose", projected(g, x, "q", *split), perm=[0, 2, 3, 1, 4])
     k = g.op("Transpose", projected(g, x, "k", KEY_HEADS), perm=[0, 2, 3, 1])
@@ -112,7 +113,7 @@ def of_heads(
 
 
 def queries_first(g: Graph, x: str, key_heads: int = 1) -> str:
-    """Einsum whose scores are [B, S, N, T], as DeepSeek's inference code has them."""
+    """Einsum with scores [B, S, N, T], as in DeepSeek's inference code."""
     q, (k, v) = projected(g, x, "q", HEADS), (projected(g, x, name, key_heads) for name in "kv")
     if key_heads == 1:
         k, v = (g.op("Squeeze", one, g.constant([2])) for one in (k, v))
@@ -170,7 +171,7 @@ STYLES: dict[str, tuple[Layer, int]] = {
         KEY_HEADS,
     ),
 }
-"""Each style, and how many key heads are found: those of groups that stand first are repeated by other nodes."""
+"""Each style, and the number of key heads that is found. If groups come first, other nodes repeat the key heads."""
 
 
 def agrees(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
@@ -218,7 +219,7 @@ def test_products_of_an_attention_that_stays_are_what_they_were(style: str) -> N
 
 
 def test_a_fault_stays_a_fault() -> None:
-    """Values of another head: the key heads of values in the other order."""
+    """The fault: the key heads of the values are in reverse order."""
 
     def wrong(g: Graph, x: str) -> str:
         q = projected(g, x, "q", KEY_HEADS, GROUPS)
@@ -235,7 +236,7 @@ def test_a_fault_stays_a_fault() -> None:
 
 
 def test_weights_that_a_branch_reads_too() -> None:
-    """A product of weights inside of an If is no part of the attention around it."""
+    """A product of the weights inside an If is not part of the attention around it."""
 
     def layer(g: Graph, x: str) -> str:
         mixed = broadcast(g, x)

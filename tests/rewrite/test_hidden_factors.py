@@ -1,6 +1,6 @@
-"""Zeros that stand where a mask hides keys anyway are left out, others stay.
+"""Factors of zero at keys that a mask hides anyway are left out; others stay.
 
-The oracle is ONNX Runtime on the graph as it was, on rows and masks on which the zeros do something.
+The oracle is ONNX Runtime with the original graph, on rows and masks on which the zeros have an effect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Mask = Callable[[Graph], str]
 
 
 def distances(g: Graph) -> str:
-    """Query position minus key position [T, T]."""
+    """Query position minus key position, [T, T]."""
     count = g.op("Squeeze", many(g), g.constant([0]))
     places = g.op("Range", g.constant(0), count, g.constant(1))
     return g.op("Sub", g.op("Unsqueeze", places, g.constant([1])), places)
@@ -39,7 +39,7 @@ def near(g: Graph) -> str:
 
 
 def padding(g: Graph) -> str:
-    """bool [B, 1, 1, T]: whether the mask is 1."""
+    """Whether the mask is 1, bool [B, 1, 1, T]."""
     return g.op("Unsqueeze", g.op("Equal", "attention_mask", g.constant(1)), g.constant([1, 2]))
 
 
@@ -56,7 +56,7 @@ def everywhere(g: Graph) -> str:
 
 
 def above(g: Graph) -> str:
-    """Whether the mask is larger than 1."""
+    """Whether the mask is above 1."""
     return g.op("Unsqueeze", g.op("Greater", "attention_mask", g.constant(1)), g.constant([1, 2]))
 
 
@@ -80,7 +80,7 @@ def multiplied_and_masked(factor: Mask, mask: Mask) -> Callable[[Graph, str], st
 
 
 def by_the_length(g: Graph, scores: str) -> str:
-    """Scores times 1, or 0 in long rows, and as many again as there are positions."""
+    """(scores + key position) times 1, or times 0 in long rows."""
     short = g.op("Where", long(g), g.constant([0.0], np.float32), g.constant([1.0], np.float32))
     count = g.op("Squeeze", many(g), g.constant([0]))
     places = g.op("Cast", g.op("Range", g.constant(0), count, g.constant(1)), to=TensorProto.FLOAT)
@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     ),
     "zeros by the length": ({"scores": by_the_length}, {}, FAR),
 }
-"""Hooks of the graph, those of one without the zeros, and the length of a row on which they do something."""
+"""The hooks of each graph, those of the graph without the zeros, and a row length at which the zeros have an effect."""
 
 
 @pytest.mark.sampled(3)
@@ -152,25 +152,25 @@ def test_zeros_of_hidden_keys_are_left_out(hooks: dict[str, Any], form: str) -> 
 
 
 def tril(g: Graph) -> str:
-    """Zeros and ones [T, T] of a longer table, as GPT-1 and GPT-2 keep them."""
+    """Zeros and ones [T, T], sliced from a longer table as in GPT-1 and GPT-2."""
     table = g.weight("bias", np.tril(np.ones((64, 64), np.float32)))
     return g.op("Slice", table, g.constant([0, 0]), g.op("Concat", many(g), many(g), axis=0), g.constant([0, 1]))
 
 
 def triu(g: Graph) -> str:
-    """True where a key is hidden, of a longer table."""
+    """True where a key is hidden, sliced from a longer table."""
     if "hidden" not in {one.name for one in g.weights}:
         g.weight("hidden", np.triu(np.ones((64, 64), bool), 1))
     return g.op("Slice", "hidden", g.constant([0, 0]), g.op("Concat", many(g), many(g), axis=0), g.constant([0, 1]))
 
 
 def is_padding(g: Graph) -> str:
-    """bool [B, 1, 1, T], as `mask.eq(0)`."""
+    """`mask.eq(0)`, bool [B, 1, 1, T]."""
     return g.op("Unsqueeze", g.op("Equal", "attention_mask", g.constant(0)), g.constant([1, 2]))
 
 
 def filled(mask: Mask, fill: float) -> Callable[[Graph, str], str]:
-    """masked_fill: a number where the mask is true."""
+    """masked_fill: writes a number where the mask is true."""
     return lambda g, values: g.op("Where", mask(g), g.constant(fill, np.float32), values)
 
 
@@ -199,7 +199,7 @@ def number(mask: Mask) -> Mask:
 
 
 def by_numbers(mask: Mask, kind: str, large: float, negated: bool = False) -> Callable[[Graph, str], str]:
-    """scores * mask, and (1 - mask) * large added or taken away."""
+    """scores * mask plus or minus (1 - mask) * large."""
 
     def hook(g: Graph, scores: str) -> str:
         seen = mask(g)

@@ -1,4 +1,4 @@
-"""Masks that a graph computes from its tokens: padding is among the tokens that a rewrite is tested with."""
+"""Masks that a graph computes from its tokens: the tests of a rewrite draw padding tokens too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, Any]
 
 
 def of_tokens(compare: str, number: Any, *, scatter: bool = False, picked: bool = False) -> onnx.ModelProto:
-    """Attention that sees no keys of which a comparison of their ids is true."""
+    """Attention that hides keys whose ids satisfy a comparison with `number`."""
     rng = np.random.default_rng(0)
     g = Graph()
     const, op = g.constant, g.op
@@ -46,7 +46,7 @@ def of_tokens(compare: str, number: Any, *, scatter: bool = False, picked: bool 
     hidden = op(compare, op("Cast", "input_ids", to=TensorProto.INT64), const(number))
     if scatter:
         op("NonZero", hidden)
-    if picked:  # as transformers picks the padding of each key by its row and its place
+    if picked:  # as transformers selects the padding of each key by row and position
         rows = op("Range", const(0), op("Squeeze", op("Shape", "input_ids", end=1)), const(1))
         hidden = op("GatherND", hidden, op("Unsqueeze", rows, const([1])))
     wide = op("Unsqueeze", hidden, const([1, 2]))
@@ -78,7 +78,7 @@ def test_ids_that_hide_keys_are_among_the_drawn_tokens(compare: str, number: int
 
 
 def test_short_rows_have_them_beside_a_key_that_is_seen() -> None:
-    """The second of two tokens, and a single one behind a cache, in some rows; never the only key of a query."""
+    """In some rows, the last token is a padding token, but never if it is the only key of a query."""
     roles = roles_of(ir.from_proto(small_graphs.decoder()))
     roles = {**roles, "input_ids": attrs.evolve(roles["input_ids"], rows=WORDS, marks=(PAD,))}
 
@@ -118,7 +118,7 @@ def test_a_rewrite_that_loses_the_mask_is_seen() -> None:
     right = ir.from_proto(of_tokens("Equal", PAD))
     view = view_of(right)
     wrong = view.model.clone()
-    for node in wrong.graph:  # hides nothing
+    for node in wrong.graph:  # a mask that does not hide keys
         if node.op_type == "Where":
             node.replace_input_with(1, node.inputs[2])
     chosen = [one for one in view.attentions if isinstance(one, Attention)]
@@ -127,7 +127,7 @@ def test_a_rewrite_that_loses_the_mask_is_seen() -> None:
     for role in view.roles.values():
         object.__setattr__(role, "marks", ())
     (blind,) = evidence_of(view.model, wrong, chosen, cases_of(view.roles, 0)).values()
-    assert blind.agrees  # as it was before, on tokens that hide nothing
+    assert blind.agrees  # Without padding tokens, no difference shows.
 
 
 @pytest.mark.parametrize("form", ["native", "contrib"])

@@ -1,4 +1,4 @@
-"""Scores with keys before queries, whose softmax is over the first of these axes. The oracle is attention in numpy."""
+"""Scores with the key axis before the query axis and a softmax over the keys. The oracle is attention in numpy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HEADS, SIZE, HIDDEN = 4, 8, 32
 
 
 def heads(g: Graph, name: str, *perm: int) -> str:
-    """A projection [B, S, N, D] with its axes in this order."""
+    """A projection [B, S, N, D], transposed by `perm`."""
     projected = g.op("MatMul", "features", g.random(name, HIDDEN, HIDDEN))
     split = g.op("Reshape", projected, g.constant([0, 0, HEADS, SIZE]))
     return split if not perm else g.op("Transpose", split, perm=list(perm))
 
 
 def hidden(g: Graph, scores: str, kind: str) -> str:
-    """Scores [B, N, T, S] without keys of padding, or ahead."""
+    """Scores [B, N, T, S] with padding keys or later keys hidden."""
     never = g.constant(-np.inf, np.float32)
     if kind == "padding":
         seen = g.op("Cast", g.op("Unsqueeze", "attention_mask", g.constant([1, 3])), to=TensorProto.BOOL)
@@ -36,7 +36,7 @@ def hidden(g: Graph, scores: str, kind: str) -> str:
 
 
 def by_product(g: Graph, kind: str, axis: int = -2) -> None:
-    """V^T softmax(K Q^T)"""
+    """V^T softmax(K Q^T)."""
     scores = g.op("MatMul", heads(g, "k", 0, 2, 1, 3), heads(g, "q", 0, 2, 3, 1))
     scores = hidden(g, g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32)), kind)
     mixed = g.op("MatMul", heads(g, "v", 0, 2, 3, 1), g.op("Softmax", scores, axis=axis))
@@ -44,7 +44,7 @@ def by_product(g: Graph, kind: str, axis: int = -2) -> None:
 
 
 def transposed(g: Graph, kind: str, axis: int = -1) -> None:
-    """softmax((K Q^T)^T) V, with the mask before it is transposed"""
+    """softmax((K Q^T)^T) V, with the mask before the transpose."""
     scores = g.op("MatMul", heads(g, "k", 0, 2, 1, 3), heads(g, "q", 0, 2, 3, 1))
     scores = hidden(g, g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32)), kind)
     weights = g.op("Softmax", g.op("Transpose", scores, perm=[0, 1, 3, 2]), axis=axis)
@@ -53,7 +53,7 @@ def transposed(g: Graph, kind: str, axis: int = -1) -> None:
 
 
 def by_einsum(g: Graph, kind: str, axis: int = 1) -> None:
-    """Channels first, heads behind the keys: scores [B, T, N, S], as Apple's ane_transformers has them."""
+    """Channels first, with the head axis after the key axis: scores [B, T, N, S], as in Apple's ane_transformers."""
     q, v = heads(g, "q", 0, 3, 2, 1), heads(g, "v", 0, 3, 2, 1)
     scores = g.op("Einsum", q, heads(g, "k"), equation="bchq,bkhc->bkhq")
     scores = g.op("Mul", scores, g.constant(SIZE**-0.5, np.float32))
@@ -124,7 +124,7 @@ def test_a_softmax_over_another_axis_is_left_alone(write: Callable[..., None], a
 
 
 def test_weights_of_queries_that_meet_values_are_no_attention() -> None:
-    """softmax(q k^T) over queries, times values."""
+    """softmax(q k^T) over the queries, times the values."""
     g = Graph()
     scores = g.op("MatMul", heads(g, "q", 0, 2, 1, 3), heads(g, "k", 0, 2, 3, 1))
     mixed = g.op("MatMul", g.op("Softmax", scores, axis=-2), heads(g, "v", 0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""Keys and values that come out of an If: both of its branches must lay them out by the same heads."""
+"""Keys and values that an If returns: both branches must split them into the same heads."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def by_heads(heads: int = HEADS, size: int = SIZE) -> Lay:
 
 
 def as_wide_as_long(g: Graph, x: str) -> str:
-    """Heads as wide as there are tokens, which is a layout of other numbers."""
+    """Heads whose size is the number of tokens, which is another layout."""
     sizes = g.op("Concat", g.length(x, 0), g.constant([HEADS, -1]), g.length(x, 1), axis=0)
     return g.op("Transpose", g.op("Reshape", x, sizes), perm=[0, 1, 3, 2])
 
 
 def model(one: Lay, other: Lay, *, outside: bool = False, stated: bool = True) -> onnx.ModelProto:
-    """Attention to the tokens themselves, or to encoded ones if there are few tokens.
+    """Attention to the tokens themselves, or to encoder tokens if there are few tokens.
 
-    Projections are in the branches, or `outside` with only layouts in them.
+    The projections are in the branches. With `outside`, only the layouts are in the branches.
     """
     g = Graph()
 
@@ -84,7 +84,7 @@ def given(tokens: int) -> dict[str, Array]:
 
 
 def rewritten(before: onnx.ModelProto, **options: Any) -> tuple[list[str | None], onnx.ModelProto]:
-    """The code of the reason of each attention that stays, None for others, and the new graph."""
+    """The reason code of each attention (None if it is rewritten), and the new graph."""
     done = rewrite_with_choices(ir.from_proto(before), RewriteOptions(roles=ROLES, **options))
     return [site.reason.code if site.reason else None for site in done.sites], ir.to_proto(done.model)
 
@@ -105,14 +105,14 @@ def test_branches_with_the_same_heads(outside: bool, stated: bool, form: str) ->
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_branch_whose_lengths_decide_its_heads_stays(first: bool) -> None:
-    """With 8 tokens, the other branch has heads of the same sizes."""
+    """With 8 tokens, the heads of both branches have the same sizes."""
     lays = (as_wide_as_long, by_heads()) if first else (by_heads(), as_wide_as_long)
     codes, _ = rewritten(model(*lays, stated=False), form="native", target="ort")
     assert codes == ["heads"] or codes == []
 
 
 def test_what_a_branch_requires_is_not_known_outside() -> None:
-    """A branch splits tokens into pairs. Outside of it, their number may still be odd."""
+    """A branch splits tokens into pairs. Outside the branch, the number of tokens may still be odd."""
 
     def lay(g: Graph, x: str) -> str:
         pairs = g.op("Reshape", x, g.constant([0, -1, 2, HIDDEN]))

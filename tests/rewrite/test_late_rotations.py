@@ -1,5 +1,7 @@
-"""Keys that turn behind their cache, and what turns twice, written anew. The oracle is ONNX Runtime on the graph as it
-was, at sizes that were not tried."""
+"""Rewrites of keys that are rotated after the cache, and of heads that are rotated twice.
+
+The oracle is ONNX Runtime with the original graph, at sizes that the rewrite did not try.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from posexport.rewrite.rewriter import REWRITTEN
 Array = np.ndarray[Any, Any]
 
 SIZES = [(1, 1, 9), (2, 6, 0), (3, 4, 13)]
-"""Rows, tokens, and cached ones."""
+"""Rows, tokens and cached tokens."""
 
 
 def arrays(model: onnx.ModelProto, batch: int, seq: int, past: int) -> dict[str, Array]:
-    """Inputs by the names of their dimensions; positions follow each other."""
+    """Inputs with sizes by the names of their dimensions; positions are consecutive."""
     rng, sizes = np.random.default_rng(seq), {"batch": batch, "seq": seq, "past": past}
     made: dict[str, Array] = {}
     for value in model.graph.input:
@@ -88,7 +90,7 @@ def test_their_angles_become_exact(repeated_first: bool) -> None:
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize(("form", "name"), [*itertools.product(["decomposed", "native"], AGAIN)])
 def test_what_turns_twice_is_not_called_exact(name: str, form: str) -> None:
-    """Else half of its angles would be."""
+    """Otherwise only one of the two rotations would have exact angles."""
     model = attention(rotate=AGAIN[name])
     done = rewrite_exactly(ir.from_proto(model), RewriteOptions(form=form, target="ort", angles="exact"))
     (site,) = done.sites

@@ -1,4 +1,4 @@
-"""Masks that a graph makes of numbers of tokens: the length of each row, and a prefix that all its queries see."""
+"""Masks that a graph computes from token counts: the length of each row, or a prefix that all queries see."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ HEADS, SIZE = 2, 8
 
 
 class Counted(nn.Module):
-    """Attention whose mask is made of numbers: keys below the length of their row, or below its prefix and those that
-    are not ahead."""
+    """Attention with a mask from `numbers`, one for each row.
+
+    Without `prefix`, a number is the length of its row, and the mask may also be causal. With `prefix`, it is the
+    length of the prefix: queries see the prefix and earlier keys.
+    """
 
     def __init__(self, prefix: bool, causal: bool) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ def test_numbers_of_tokens_are_tried(
 
 @pytest.mark.slow
 def test_a_causal_graph_is_not_the_same_as_one_with_a_prefix(tmp_path: Path) -> None:
-    """A prefix of 0 alone would hide the difference."""
+    """A test with only a prefix of 0 would hide the difference."""
     with_prefix = _file(tmp_path, "prefix_len", prefix=True)
     without = onnx.load(with_prefix)
     [below] = [node for node in without.graph.node if node.op_type == "Less"]

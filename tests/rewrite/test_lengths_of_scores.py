@@ -1,5 +1,8 @@
-"""Masks that count keys by the shape of the scores: the shape is taken from the graph's inputs and caches, so that the
-operator may have keys and scores inside. The oracle is ONNX Runtime on the graph as it was."""
+"""Masks that take the number of keys from the shape of the scores.
+
+A rewrite takes this shape from the graph's inputs and caches, because the scores are inside the new operator. The
+oracle is ONNX Runtime with the original graph.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ Array = np.ndarray[Any, Any]
 FORMS = ("native", "contrib", "function")
 
 SIZES = [(1, 1, 9), (2, 6, 0), (1, 4, 13)]
-"""Rows, tokens, and cached ones; GroupQueryAttention takes several tokens behind others for one row."""
+"""Rows, tokens and cached tokens. GroupQueryAttention accepts several tokens after cached ones only for one row."""
 
 ROOM = 24
-"""Places of a buffer."""
+"""The length of a buffer in tokens."""
 
 
 def inputs(model: onnx.ModelProto, rows: int, seq: int, past: int) -> dict[str, Array]:
@@ -42,13 +45,13 @@ def inputs(model: onnx.ModelProto, rows: int, seq: int, past: int) -> dict[str, 
 
 
 def logits_by_length(g: Writer, scores: str) -> str:
-    """Scores times the logarithm of the number of all keys and one more."""
+    """Scores times log(number of keys + 1)."""
     keys = g.op("Cast", g.op("Shape", scores, start=3), to=TensorProto.FLOAT)
     return g.op("Mul", scores, g.op("Log", g.op("Add", keys, g.floats(1.0))))
 
 
 def whole_shape(g: Writer, scores: str) -> str:
-    """A causal mask [batch, heads, seq, keys] of the shape of the scores."""
+    """Adds a causal mask [batch, heads, seq, keys] with the shape of the scores."""
     seen = g.op("GreaterOrEqual", graphs.distances(g, scores), g.const(0))
     wide = g.op("Expand", seen, g.op("Shape", scores))
     return g.op("Where", wide, scores, g.floats(-np.inf))
@@ -90,7 +93,7 @@ def test_scores_are_not_computed_for_their_shape(name: str, form: str, cached: b
     model = graphs.attention(cached=cached, key_heads=2, add=MASKS[name])
     done, after = rewritten_model(model, form=form, target="ort")
     assert [site.state for site in done.sites] == [REWRITTEN]
-    if cached or "padding" not in name:  # else the mask's length has a name of its own, and may be 1
+    if cached or "padding" not in name:  # otherwise the mask's length has its own name and may be 1
         assert sum(node.op_type == "MatMul" for node in after.graph.node) == 3
     for rows, seq, past in SIZES:
         given = inputs(model, rows, seq, past if cached else 0)
@@ -100,7 +103,7 @@ def test_scores_are_not_computed_for_their_shape(name: str, form: str, cached: b
 
 
 def test_rows_that_may_be_one_keep_the_shape_of_the_scores() -> None:
-    """Tokens and mask have names of their own for their rows: either may be one row for all."""
+    """The batch dimensions of tokens and mask have different names, so either may be 1."""
 
     def mask(g: Writer, scores: str) -> str:
         given = g.input("attention_mask", TensorProto.FLOAT, "rows", 1, "seq", "seq")
@@ -117,7 +120,7 @@ def test_rows_that_may_be_one_keep_the_shape_of_the_scores() -> None:
 
 
 def test_a_circle_is_that_of_its_own_layer() -> None:
-    """The second layer reads what the first gives, which needs itself."""
+    """The second layer reads the output of the first, and the first depends on itself."""
 
     def value(kind: str, *read: ir.Value) -> ir.Value:
         (result,) = ir.node(kind, list(read)).outputs

@@ -1,6 +1,6 @@
-"""Whole numbers that a dtype can't hold for long rows are no multiples of a length: a graph may choose by them.
+"""Integers that overflow their dtype for long rows are not multiples of a length: a graph may branch on them.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from small_graphs import run
 from posexport.graphs.view import view_of
 
 FACTOR = 2**24
-"""Times 128 tokens, this is -2^31 as int32."""
+"""Times 128 tokens, this overflows int32 to -2^31."""
 
 
 def one_key_of_long_rows(kind: int, factor: int) -> onnx.ModelProto:
-    """Attention to the first key alone where the number of tokens times a number is below 0, which it becomes."""
+    """Attention that sees only the first key if the number of tokens times `factor` overflows below 0."""
     model, g, dtype = attention(), Writer(), np.int32 if kind == TensorProto.INT32 else np.int64
     scores, result = (node for node in model.graph.node if node.op_type == "MatMul" and "transpose" in node.input[1])
     length = g.op("Shape", "hidden_states", start=1, end=2)
@@ -43,7 +43,7 @@ def one_key_of_long_rows(kind: int, factor: int) -> onnx.ModelProto:
 
 
 def number(model: onnx.ModelProto, kind: str) -> list[int] | None:
-    """What is known of the numbers of the first node of a kind."""
+    """The known integers of the first node of a kind."""
     view = view_of(ir.from_proto(model))
     node = next(node for node in view.model.graph if node.op_type == kind)
     return view.probe.shapes.whole_numbers(node.outputs[0])

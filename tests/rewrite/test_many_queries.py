@@ -1,5 +1,7 @@
-"""Files for ONNX Runtime alone, which have a way of their own for many queries: what the way of few ones was rewritten
-into is held to it too, so that a fault in it is not corrected in silence."""
+"""Files for ONNX Runtime have a separate branch for many queries.
+
+A rewrite is compared with this branch too. A fault in it is reported and not corrected silently.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ def own_file(encoding: str, path: Path) -> Path:
     fields = {"hidden_size": 16, "num_heads": 2, "causal": True}
     spec = read_spec({"encoding": {"name": encoding}, **fields})
     write_onnx(export(spec, seeded_weights(spec, 0), form="decomposed", target="ort"), path)
-    path.with_name(path.name + ".json").unlink()  # it tells that a file was changed
+    path.with_name(path.name + ".json").unlink()  # The manifest would reveal that the file was changed.
     return path
 
 
 def with_other_softmax(path: Path) -> None:
-    """Softmax over the queries, in the way of many ones alone."""
+    """Makes the softmax run over the queries, only in the branch for many queries."""
 
     def change(graph: onnx.GraphProto, many: bool) -> int:
         count = 0

@@ -1,6 +1,6 @@
-"""Attention that is computed in more digits than its features have: so is what takes its place.
+"""Attention that is computed in a wider dtype than its features: the rewrite computes in the wider dtype too.
 
-The oracle is ONNX Runtime on the graph as it was, on features whose scores float16 can't hold.
+The oracle is ONNX Runtime with the original graph, on features whose scores overflow float16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cast(kind: int) -> Hook:
 
 
 def turned(g: Graph, value: str, kind: int = SINGLE) -> str:
-    """[B, N, S, D] turned by its places in float32, or in another dtype, whatever it is in before and behind."""
+    """Heads [B, N, S, D] rotated by position in float32, or in the dtype `kind`."""
     value = cast(kind)(g, value)
     half, end = g.constant([SIZE // 2]), g.constant([SIZE])
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length(value, 2)), g.constant(1))
@@ -59,10 +59,14 @@ def model_of(
     product: type = np.float32,
     sinks: Hook | None = None,
 ) -> onnx.ModelProto:
-    """Attention of features in float16: queries and keys go through `wide` before their product, which goes through
-    `scores` behind it and is then of the dtype `product`; values go through `v` and weights through `narrow` before
-    theirs. With `cached` keys and values stand behind a cache in float16. The logits have sinks, numbers in float32
-    that go through `sinks`."""
+    """Attention over float16 features, with hooks.
+
+    - `wide` changes queries and keys before their product, and `scores` the product, which then has the dtype
+      `product`.
+    - `v` changes the values, and `narrow` the weights, before their product.
+    - `cached` adds a float16 cache of keys and values.
+    - `sinks` adds float32 sinks to the logits and changes them.
+    """
     g = Graph()
     sides = []
     for name in "qkv":
@@ -109,7 +113,7 @@ CASES: dict[str, dict[str, Any]] = {
 def inputs(
     model: onnx.ModelProto, batch: int = 2, seq: int = 6, past: int = 4, size: float = 200.0
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Features of this size: products of those of 200 are above 65504."""
+    """Inputs whose features have the given size. At 200, their products exceed 65504."""
     rng = np.random.default_rng(3)
     shapes = {"features": (batch, seq, HIDDEN)} | dict.fromkeys(("past_key", "past_value"), (batch, HEADS, past, SIZE))
     names = [one.name for one in model.graph.input]
@@ -131,7 +135,7 @@ def test_scores_that_float16_cannot_hold(case: str, form: str) -> None:
 
 
 def test_the_dtype_of_products_is_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: attention in the dtype of the features."""
+    """Plants a fault: attention in the dtype of the features."""
 
     def sources(attention: Any) -> tuple[ir.Value, ir.Value, ir.Value]:
         return attention.q.source.value, attention.k.source.value, attention.v.source.value
@@ -157,7 +161,7 @@ def by_way_of(kind: int, back: int = HALF) -> Hook:
     ids=["scores", "weights"],
 )
 def test_bfloat16_has_fewer_digits_than_float16(changes: dict[str, Any]) -> None:
-    """bfloat16 keeps 8 bits of each number, float16 has 11: nothing that is written rounds to bfloat16 in between."""
+    """bfloat16 has 8 bits of precision and float16 has 11, so a rewrite never rounds to bfloat16 in between."""
     (site,) = rewrite_model(ir.from_proto(model_of(**changes)), form="native", target="ort").sites
     assert site.state != REWRITTEN and site.reason is not None and site.reason.code == "score-digits"
 
@@ -174,7 +178,7 @@ def test_a_rotation_alone_may_have_more_digits() -> None:
 
 
 def test_features_of_more_digits_than_the_rotation() -> None:
-    """Queries and keys in float64 that are cast to float32 and turned there."""
+    """Queries and keys in float64 that are cast to float32 and rotated in it."""
     model = model_of(wide=turned, v=cast(SINGLE))
     for tensor in model.graph.initializer:
         if tensor.data_type == HALF and len(tensor.dims) == 2:
@@ -189,7 +193,7 @@ def test_features_of_more_digits_than_the_rotation() -> None:
 
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 def test_a_rotation_in_float64(form: str) -> None:
-    """As Wan's, in complex128: no runtime's RotaryEmbedding takes it, so that operators on elements do it."""
+    """As in Wan, which uses complex128. No runtime has a float64 RotaryEmbedding, so elementwise operators rotate."""
     model = model_of(wide=lambda g, value: cast(SINGLE)(g, turned(g, value, TensorProto.DOUBLE)), v=cast(SINGLE))
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
@@ -214,7 +218,7 @@ def test_sinks_in_float64() -> None:
 
 
 def slope(g: Graph, value: str) -> str:
-    """A slope on keys in float32, as of ALiBi by absolute places."""
+    """Adds a float32 slope over the keys, as ALiBi by absolute position."""
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length(value, 3)), g.constant(1))
     added = g.op("Mul", g.op("Cast", places, to=SINGLE), g.constant(0.37, np.float32))
     return g.op("Add", cast(SINGLE)(g, value), added)
@@ -223,7 +227,7 @@ def slope(g: Graph, value: str) -> str:
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 @pytest.mark.parametrize("cached", [False, True])
 def test_biases_that_float16_cannot_hold(form: str, cached: bool) -> None:
-    """At 600 tokens two of its numbers are 0.125 apart."""
+    """At 600 tokens, the float16 numbers near the bias are 0.125 apart."""
     model = model_of(scores=slope, narrow=cast(HALF), cached=cached)
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
@@ -239,8 +243,11 @@ def test_biases_that_float16_cannot_hold(form: str, cached: bool) -> None:
     [*itertools.product(["native", "contrib", "function"], [False, True], [False, True])],
 )
 def test_sinks_in_float32(form: str, cached: bool, narrowed: bool) -> None:
-    """Beside features in float16: with `narrowed` the graph rounds them to float16, whose numbers near 90 are 0.0625
-    apart, and computes its logits so."""
+    """Float32 sinks with float16 features.
+
+    With `narrowed`, the graph rounds the sinks to float16, where numbers near 90 are 0.0625 apart, and computes its
+    logits in float16.
+    """
     styles: dict[str, Any] = {"sinks": cast(HALF), "product": np.float16} if narrowed else {"sinks": same}
     styles |= {} if narrowed else {"scores": cast(SINGLE), "narrow": cast(HALF)}
     model = model_of(cached=cached, **styles)
@@ -257,7 +264,7 @@ def test_sinks_in_float32(form: str, cached: bool, narrowed: bool) -> None:
 
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_biases_in_a_mask_that_is_an_input(form: str) -> None:
-    """Masks may hold any numbers: those near 2,000 are 1 apart in float16."""
+    """Masks may have any values. Float16 numbers near 2,000 are 1 apart."""
     model = model_of(scores=lambda g, value: g.op("Add", cast(SINGLE)(g, value), "attention_mask"), narrow=cast(HALF))
     shape = ["batch", 1, "seq", "seq"]
     model.graph.input.append(helper.make_tensor_value_info("attention_mask", SINGLE, shape))

@@ -64,7 +64,7 @@ def merged(g: Graph, mixed: str, name: str = "output") -> str:
 
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_the_product_with_values_may_be_an_output(form: str) -> None:
-    """The smallest attention that there is."""
+    """The smallest possible attention."""
     g = Graph()
     attended(g, "q", "k", "v")
     shape = ["batch", HEADS, "seq", SIZE]
@@ -95,7 +95,7 @@ def test_native_alone_takes_float64() -> None:
 
 
 def in_sequence(g: Graph, sizes: Any, places: tuple[int, int, int]) -> onnx.ModelProto:
-    """Queries, keys and values are parts of one projection, as torch writes chunk where it doesn't optimise."""
+    """Queries, keys and values are parts of one projection, as torch exports chunk without optimisations."""
     projected = g.op("MatMul", "features", g.random("qkv", HIDDEN, 3 * HIDDEN))
     parts = g.op("SplitToSequence", projected, sizes, axis=-1)
     q, k, v = (
@@ -122,7 +122,7 @@ def numbers_in_sequence(model: onnx.ModelProto, features: np.ndarray[Any, Any], 
 @pytest.mark.parametrize("places", [(0, 1, 2), (2, 0, 1), (1, 1, 2)])
 @pytest.mark.parametrize("sizes", [HIDDEN, [HIDDEN] * 3], ids=["of one length", "of stated lengths"])
 def test_parts_of_a_sequence_are_what_they_are_parts_of(sizes: Any, places: tuple[int, int, int], form: str) -> None:
-    """Also where another part stands in the place of one."""
+    """Also if one part is used for two of queries, keys and values."""
     g = Graph()
     model = in_sequence(g, g.constant(sizes), places)
     done = rewrite_model(ir.from_proto(model), form=form, target="ort")
@@ -144,7 +144,7 @@ def test_parts_of_lengths_that_are_computed_are_a_reason() -> None:
 @pytest.mark.parametrize("size", [8, 80])
 @pytest.mark.parametrize("form", ["decomposed", "function", "native"])
 def test_an_operator_in_float16_of_any_head_size(form: str, size: int) -> None:
-    """Its scale is no number of float16; nor does the graph say what it reads is float16."""
+    """float16 cannot represent its scale, and the graph does not state that its inputs are float16."""
     g = Graph()
     projected = [g.op("MatMul", "features", g.random(name, HIDDEN, HEADS * size)) for name in "qkv"]
     g.nodes.append(
@@ -165,7 +165,7 @@ def test_an_operator_in_float16_of_any_head_size(form: str, size: int) -> None:
 
 
 def unknown_output(g: Graph, source: str) -> None:
-    """An output by an operator of ONNX Runtime's that nobody else computes."""
+    """An output by an operator that only ONNX Runtime computes."""
     g.nodes.append(
         helper.make_node(
             "ExpandDims", [source, g.weight("axis", np.array(0, np.int32))], ["other"], domain="com.microsoft"
@@ -251,7 +251,7 @@ def test_one_rounding_of_a_quantised_file_is_no_fault(
 
 
 def test_functions_that_are_there_keep_their_bodies() -> None:
-    """Two layers that become functions one after the other, with different attributes."""
+    """Two layers become functions, one after the other, with different attributes."""
     g = Graph()
 
     def layer(x: str, number: int, cap: float) -> str:
@@ -287,7 +287,7 @@ def test_functions_that_are_there_keep_their_bodies() -> None:
 
 
 def test_weights_that_are_divided_by_their_sum_again_are_listed() -> None:
-    """Masked behind the softmax, in place of before it."""
+    """The mask comes after the softmax instead of before it."""
     g = Graph()
     q, k, v = (heads_of(g, name) for name in "qkv")
     weights = g.op("Softmax", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)

@@ -1,4 +1,4 @@
-"""Opsets of rewritten graphs: what operators mean must not change with them."""
+"""Opsets of rewritten graphs: a conversion must not change what operators compute."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grouped(dims: str) -> ir.Model:
 
 
 def test_scales_of_groups_become_those_of_channels() -> None:
-    """The converter needs to know how many channels there are: it is asked of onnx, where the file doesn't say it."""
+    """The converter needs the number of channels: onnx's shape inference gives it if the file does not."""
     made = converted(grouped("batch, 4, 3"), "native", "portable", None)
     assert made.opset_imports[""] == 23
     x = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
@@ -54,7 +54,7 @@ agraph (float[batch, 4] x) => (float[batch, 4] y) { y = own.soft (x) }
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
 def test_functions_of_another_opset_are_put_in_place_first(opset: int) -> None:
-    """Softmax is the same in all of them; onnxscript's converter takes functions of the graph's own opset alone."""
+    """Softmax is the same in these opsets. onnxscript's converter accepts only functions of the graph's own opset."""
     made = converted(ir.from_onnx_text(CALL % opset), "native", "portable", None)
     assert [node.op_type for node in made.graph] == ["Softmax"] and made.opset_imports[""] == 23
     x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
@@ -71,7 +71,7 @@ def test_a_function_that_means_something_else_is_named() -> None:
 
 
 def of_functions(outer: int, inner: int, body: str) -> ir.Model:
-    """A graph of one call, of a function of another opset."""
+    """A graph of opset `outer` with one call of a function of opset `inner`."""
     return ir.from_onnx_text(
         f'<ir_version: 9, opset_import: ["" : {outer}, "own" : 1]>'
         "agraph (float[2, 3, 4] x) => (float y) { z = own.part (x) y = ReduceSum <keepdims: int = 0> (z) }"
@@ -112,6 +112,6 @@ CHANGED = {
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_functions_of_operators_that_changed_are_refused(name: str) -> None:
-    """Such a file is no valid one, and runtimes read it in different ways."""
+    """Such a file is not valid, and runtimes interpret it differently."""
     with pytest.raises(RequestError, match=r"the function 'part' has operators of another opset than the graph"):
         converted(of_functions(*CHANGED[name]), "native", "portable", None)

@@ -1,4 +1,4 @@
-"""Graphs as other tools leave them: ONNX Runtime's own operators in the standard's domain, nodes in no order."""
+"""Graphs as other tools write them: ONNX Runtime's operators in the domain of the standard, unsorted nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posexport.graphs.load import load_model
 from posexport.rewrite.rewriter import REWRITTEN, rewrite_model
 
 SIMPLIFIED = "SimplifiedLayerNormalization"
-"""ONNX Runtime's RMSNorm, which it has in the standard's domain, where onnx knows none of this name."""
+"""ONNX Runtime's RMSNorm. It is in the domain of the standard, but onnx does not know it."""
 
 
 def with_own_norm(opset: int) -> onnx.ModelProto:
@@ -100,7 +100,7 @@ def test_a_file_whose_nodes_are_in_no_order(tmp_path: Path) -> None:
 def with_operator(
     *inputs: str, more: dict[str, Any], weights: dict[str, np.ndarray[Any, Any]], **attributes: Any
 ) -> Any:
-    """A graph of one com.microsoft Attention, as ONNX Runtime's optimizer fuses it."""
+    """A graph with one com.microsoft Attention, as ONNX Runtime's optimizer fuses it."""
     outputs = ["output", "present_0"] if "past_0" in more else ["output"]
     node = helper.make_node("Attention", inputs, outputs, "fused", domain="com.microsoft", num_heads=4, **attributes)
     floats = {"features": ["batch", "seq", 32], **{name: shape for name, shape in more.items() if name == "past_0"}}
@@ -123,7 +123,7 @@ PROJECTION = {
 
 
 def of_heads(features: np.ndarray[Any, Any], mask: np.ndarray[Any, Any], past: Any = None) -> np.ndarray[Any, Any]:
-    """com.microsoft Attention in numpy; `mask` [B, 1, S, T] says which keys are seen."""
+    """com.microsoft Attention in numpy; `mask` [B, 1, S, T] says which keys are visible."""
     parts = np.split(features.astype(np.float64) @ PROJECTION["w"] + PROJECTION["b"], 3, axis=-1)
     q, k, v = (part.reshape(*features.shape[:2], 4, 8).transpose(0, 2, 1, 3) for part in parts)
     if past is not None:
@@ -150,7 +150,7 @@ def test_attention_that_projects_becomes_any_form(form: str) -> None:
 
 
 def test_lengths_of_zero_hide_nothing() -> None:
-    """The optimizer writes them where it found no mask: all scores get the same number."""
+    """The optimizer writes them if it did not find a mask: all scores get the same number."""
     model = with_operator("features", "w", "b", "none", more={}, weights=PROJECTION)
     zero = onnx.numpy_helper.from_array(np.zeros(1, np.int32))
     model.graph.node.insert(0, helper.make_node("Shape", ["features"], ["rows"], end=1))
@@ -163,7 +163,7 @@ def test_lengths_of_zero_hide_nothing() -> None:
 
 @pytest.mark.parametrize("form", ["decomposed", "native"])
 def test_attention_that_projects_keeps_its_cache(form: str) -> None:
-    """As the optimizer writes GPT-2: one cache of keys and values."""
+    """As the optimizer writes GPT-2, with one cache for keys and values."""
     model = with_operator(
         "features",
         "w",

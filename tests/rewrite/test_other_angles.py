@@ -1,6 +1,6 @@
-"""Rotations whose cosines and sines differ in places that no short row reaches keep their nodes, others don't.
+"""Rotations whose cosines and sines are unusual only at positions beyond short rows keep their nodes; others do not.
 
-The oracle is ONNX Runtime on the graph as it was, on rows that reach these places.
+The oracle is ONNX Runtime with the original graph, on rows that reach these positions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def places(g: Graph) -> str:
 
 
 def angles_of(g: Graph, positions: str) -> str:
-    """[T, D / 2]."""
+    """Angles [T, D / 2]."""
     column = g.op("Unsqueeze", g.op("Cast", positions, to=TensorProto.FLOAT), g.constant([1]))
     return g.op("Mul", column, g.constant(FREQUENCIES, np.float32))
 
@@ -55,7 +55,7 @@ def computed_twice(g: Graph) -> Pair:
 
 
 def table(*, late: float = 1.0) -> Angles:
-    """Rows of a table by the length; from EDGE on the second half has angles `late` times as large."""
+    """The first T rows of a table. From row EDGE on, the angles of the second half are `late` times as large."""
 
     def made(g: Graph) -> Pair:
         angles = np.arange(1024)[:, None] * FREQUENCIES
@@ -78,7 +78,7 @@ def looked_up(g: Graph) -> Pair:
 
 
 def rows_of_computed(g: Graph) -> Pair:
-    """The last rows of more angles than there are tokens."""
+    """The graph computes three more rows than there are tokens, and takes the last T."""
     count = g.op("Add", g.op("Squeeze", many(g), g.constant([0])), g.constant(3))
     angles = angles_of(g, g.op("Range", g.constant(0), count, g.constant(1)))
     cut = (g.constant([3]), g.constant([2**31 - 1]), g.constant([0]))
@@ -87,19 +87,19 @@ def rows_of_computed(g: Graph) -> Pair:
 
 
 def bounded(g: Graph) -> Pair:
-    """The second half stops at position EDGE - 1."""
+    """The angles of the second half do not grow after position EDGE - 1."""
     where = places(g)
     return of_angles(g, angles_of(g, where), angles_of(g, g.op("Min", where, g.constant(EDGE - 1))))
 
 
 def chosen(g: Graph) -> Pair:
-    """The second half is larger in long rows."""
+    """The angles of the second half are doubled in long rows."""
     angles = angles_of(g, places(g))
     return of_angles(g, angles, g.op("Where", long(g), g.op("Add", angles, angles), angles))
 
 
 def scaled(g: Graph) -> Pair:
-    """The second half of the cosines is larger in long rows."""
+    """The second half of the cosines is multiplied by a larger number in long rows."""
     cos, sin = computed(g)
     steps = g.op("Add", g.op("Div", many(g), g.constant([EDGE])), g.constant([1]))
     halves = g.parts("Split", 2, cos, g.constant([HALF, HALF]), axis=1)
@@ -107,7 +107,7 @@ def scaled(g: Graph) -> Pair:
 
 
 def two_selections(g: Graph) -> Pair:
-    """The halves are rows of one table, taken by different positions."""
+    """Each half takes rows of the same table, by different positions."""
     angles = (np.arange(1024)[:, None] * FREQUENCIES).astype(np.float32)
     where = places(g)
     cos, sin = (
@@ -118,7 +118,7 @@ def two_selections(g: Graph) -> Pair:
 
 
 def columns_by_length(g: Graph) -> Pair:
-    """In long rows the columns of a table stand in another order."""
+    """The columns of a table have another order in long rows."""
     angles = np.arange(1024)[:, None] * FREQUENCIES
     both = np.concatenate([angles, angles], 1)
     there = np.roll(np.arange(SIZE), 1)
@@ -131,7 +131,7 @@ def columns_by_length(g: Graph) -> Pair:
 
 
 def rotated(angles: Angles) -> dict[str, Any]:
-    """Hooks that turn queries and keys [B, N, T, D], halves of features with each other."""
+    """Hooks that rotate queries and keys [B, N, T, D] in the layout half."""
 
     def turn(g: Graph, value: str) -> str:
         cos, sin = angles(g)
@@ -165,7 +165,7 @@ def test_other_angles_further_on_stay(fault: str, form: str) -> None:
     assert [one.state for one in done.sites] == [REWRITTEN]
     assert "RotaryEmbedding" not in {node.op_type for node in proto.graph.node}
     expected, actual, usual = outputs(model, proto, model_of(**rotated(computed)))
-    assert float(np.abs(expected - usual).max()) > 1e-3 * float(np.abs(expected).max())  # the fault is reached
+    assert float(np.abs(expected - usual).max()) > 1e-3 * float(np.abs(expected).max())  # The inputs reach the fault.
     assert actual.shape == expected.shape and np.isfinite(expected).all()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
 
@@ -173,7 +173,7 @@ def test_other_angles_further_on_stay(fault: str, form: str) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("seed", "hooks"), [*itertools.product(range(4), ["q", "k", "qk"])])
 def test_a_factor_that_a_truth_value_decides_stays(hooks: str, seed: int) -> None:
-    """Of one truth value a draw says nothing half the time."""
+    """A random draw of one bool misses a difference half the time."""
 
     def turned_and_scaled(g: Graph, value: str) -> str:
         quarter = g.op("Mul", g.op("Cast", long(g), to=TensorProto.FLOAT), g.constant([0.25], np.float32))

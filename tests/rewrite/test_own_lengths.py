@@ -1,6 +1,6 @@
-"""What attention reads of its own keys and masks: the number of keys behind a cache, and what a mask hides.
+"""Attention that reads the number of its own keys after a cache, and scores that are not finite under a mask.
 
-The oracle is ONNX Runtime on the graph as it was, at sizes that were not tried.
+The oracle is ONNX Runtime with the original graph, at sizes that the rewrite did not try.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posexport.rewrite.rewriter import REWRITTEN
 
 Array = np.ndarray[Any, Any]
 FARTHEST = 40
-"""Distance of the farthest key that is seen."""
+"""Keys at this distance or farther are hidden."""
 
 
 def arrays(batch: int, seq: int, past: int | None = None) -> dict[str, Array]:
@@ -36,7 +36,10 @@ def arrays(batch: int, seq: int, past: int | None = None) -> dict[str, Array]:
 
 
 def check(model: onnx.ModelProto, form: str, sizes: list[tuple[int, ...]], **more: Callable[..., Array]) -> None:
-    """Rewritten, and the same; `more` makes inputs beside the tokens from rows and tokens."""
+    """Asserts that the attention is rewritten and that both graphs give the same results.
+
+    `more` makes further inputs from the numbers of rows and tokens.
+    """
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
     for size in sizes:
@@ -48,7 +51,7 @@ def check(model: onnx.ModelProto, form: str, sizes: list[tuple[int, ...]], **mor
 
 
 def sharp_in_the_distance(inverse: bool) -> graphs.Add:
-    """A bias that is no number, or infinite, beyond FARTHEST, where a mask hides keys."""
+    """Adds a bias that is NaN or infinite at distances where a mask hides keys."""
 
     def add(g: Writer, scores: str) -> str:
         far = graphs.distances(g, scores)
@@ -87,7 +90,7 @@ def some_pairs(boolean: bool) -> Callable[..., Array]:
 @pytest.mark.parametrize("boolean", [False, True])
 @pytest.mark.parametrize("dims", [("seq", "seq"), ("queries", "keys")])
 def test_a_mask_of_tokens_and_keys(dims: tuple[str, str], boolean: bool) -> None:
-    """As torch's `attn_mask`: for all rows."""
+    """A mask for all rows, like torch's `attn_mask`."""
     model = graphs.attention(add=[pairwise(dims, boolean)])
     check(model, "native", [(2, 9), (1, 1), (4, 30)], attn_mask=some_pairs(boolean))
     mask = described(model)["mask"]
@@ -95,7 +98,7 @@ def test_a_mask_of_tokens_and_keys(dims: tuple[str, str], boolean: bool) -> None
 
 
 def by_positions(packed: bool) -> graphs.Add:
-    """Keys at places that aren't ahead, or those of the same text, which begins at position 0."""
+    """Hides keys at later positions; if `packed`, later keys and keys of other texts, which start at position 0."""
 
     def add(g: Writer, scores: str) -> str:
         given = g.input("position_ids", TensorProto.INT64, "batch", "seq")
@@ -112,7 +115,7 @@ def by_positions(packed: bool) -> graphs.Add:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_positions_may_decide_what_is_seen(packed: bool) -> None:
-    """Of consecutive ones it looks like a causal mask."""
+    """With consecutive positions, the mask looks like a causal mask."""
     model = graphs.attention(add=[by_positions(packed)])
     mask = described(model)["mask"]
     assert (mask["kind"], mask["inputs"]) == ("input", ["position_ids"])
@@ -121,7 +124,7 @@ def test_positions_may_decide_what_is_seen(packed: bool) -> None:
 
 
 def by_length(of: str, side: int) -> onnx.ModelProto:
-    """Queries, new keys or new values (of this number) times the logarithm of how long the present `of` is."""
+    """Multiplies queries, new keys or new values (`side` 0, 1 or 2) by the logarithm of the length of present `of`."""
     model = graphs.attention(cached=True)
     nodes = [*model.graph.node]
     (present,) = (node.input[0] for node in nodes if list(node.output) == [f"present_{of}"])
@@ -146,7 +149,7 @@ def by_length(of: str, side: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 @pytest.mark.parametrize(("of", "side"), [("key", 0), ("value", 0), ("key", 2)], ids=["keys", "values", "into values"])
 def test_features_by_the_number_of_keys(of: str, side: int, form: str) -> None:
-    """As queries of Qwen are, times the logarithm of the number of keys."""
+    """Like the queries of Qwen, which are multiplied by the logarithm of the number of keys."""
     model = by_length(of, side)
     check(model, form, [(2, 3, 4), (1, 7, 0), (3, 1, 50)])
     _, proto = rewritten_model(model, form="native", target="ort")
@@ -155,7 +158,7 @@ def test_features_by_the_number_of_keys(of: str, side: int, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 def test_keys_by_the_number_of_their_values_stay_behind_a_cache_of_the_graph(form: str) -> None:
-    """Their number would be asked of the operator that reads them."""
+    """Otherwise the new operator would need its own output, which gives the number of values."""
     model = by_length("value", 1)
     check(model, form, [(2, 3, 4), (1, 7, 0), (3, 1, 50)])
     _, proto = rewritten_model(model, form="native", target="ort")
@@ -163,13 +166,13 @@ def test_keys_by_the_number_of_their_values_stay_behind_a_cache_of_the_graph(for
 
 
 def test_a_circle_that_is_found_late_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: then only the order of the nodes tells that there is one."""
+    """Plants a fault, so that only the sort of the nodes finds the cycle."""
     monkeypatch.setattr(key_lengths, "_needs_itself", lambda *_: False)
     check(by_length("value", 1), "native", [(2, 3, 4), (1, 7, 0)])
 
 
 def branch(name: str, keys: str, length: str, seen: str) -> onnx.GraphProto:
-    """A branch of an If that computes a causal mask from how long the keys are."""
+    """A branch of an If that computes a causal mask from the number of keys."""
     names = ("turned", "total", "t", "length", "s", "zero", "one", "at", "first", "row", "rows", "columns", "seen")
     inner = {one: f"{name}_{one}" for one in names}
     return onnx.parser.parse_graph(
@@ -191,7 +194,7 @@ def branch(name: str, keys: str, length: str, seen: str) -> onnx.GraphProto:
 
 
 def by_branches(length: str) -> onnx.ModelProto:
-    """Attention with a cache whose mask an If gives."""
+    """Attention with a cache and a mask that an If returns."""
 
     def add(g: Writer, scores: str) -> str:
         (keys,) = (node.output[0] for node in g.nodes if node.op_type == "Concat" and node.input[0] == "past_key")
@@ -218,5 +221,5 @@ LENGTHS = {
 @pytest.mark.parametrize("form", ["native", "contrib", "function"])
 @pytest.mark.parametrize("of", LENGTHS)
 def test_the_number_of_keys_in_branches(of: str, form: str) -> None:
-    """What a branch reads from around it is a source of its result as any other."""
+    """The outer values that a branch reads count as inputs of the If."""
     check(by_branches(LENGTHS[of]), form, [(2, 3, 4), (1, 7, 0), (3, 1, 50)])

@@ -1,5 +1,7 @@
-"""Attention whose heads share an axis of its products: with rows where tokens come before rows, [seq, batch, width], as
-in torch's MultiheadAttention, or with tokens."""
+"""Attention whose heads share an axis with rows or with tokens.
+
+With rows, features are [seq, batch, width], as in torch's MultiheadAttention.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ WIDTH, HEADS, SIZE = 32, 4, 8
 
 
 def packed(tokens: str, rows: str, mask: bool) -> onnx.ModelProto:
-    """Queries, keys and values [rows * HEADS, tokens, SIZE], with a mask [rows, tokens] of keys that are padding."""
+    """Attention over heads [rows * HEADS, tokens, SIZE], with an optional padding mask [rows, tokens]."""
     g, dims = Graph(), [None if name == "?" else name for name in (tokens, rows)] + [WIDTH]
     count = g.op("Mul", g.length("x", 1), g.constant([HEADS]))
     shape = g.op("Concat", g.constant([-1]), count, g.constant([SIZE]), axis=0)
@@ -73,7 +75,10 @@ def test_heads_are_told_from_rows(names: tuple[str, str], mask: bool) -> None:
 
 
 def folded() -> onnx.ModelProto:
-    """Queries [rows, HEADS * tokens, SIZE] of one head of keys, whose scores are by heads before a causal mask."""
+    """Attention with queries [rows, HEADS * tokens, SIZE] and one key head.
+
+    The scores are reshaped to have an axis of heads before the causal mask.
+    """
     g = Graph()
     queries = g.op("Reshape", g.op("MatMul", "x", g.random("q", WIDTH, WIDTH)), g.constant([0, 0, HEADS, SIZE]))
     queries = g.op("Reshape", g.op("Transpose", queries, perm=[0, 2, 1, 3]), g.constant([0, -1, SIZE]))
@@ -104,7 +109,7 @@ def folded() -> onnx.ModelProto:
 def test_a_replacement_that_cannot_be_computed_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Evaluator):
         def run(self, *inputs: Any, **options: Any) -> dict[str, torch.Tensor]:
-            if "see" not in options:  # of the rewritten graph
+            if "see" not in options:  # only for the rewritten graph
                 raise RequestError("'posexport/Reshape_3' gets float64[3, 5].")
             return super().run(*inputs, **options)
 
@@ -124,8 +129,10 @@ def test_folded_heads_are_heads() -> None:
 
 
 def cached(fault: bool = False) -> onnx.ModelProto:
-    """BLOOM's caches of old: keys [rows*HEADS, SIZE, past], values [rows*HEADS, past, SIZE]; `fault`: keys of the first
-    row for all."""
+    """Caches as in old versions of BLOOM: keys [rows*HEADS, SIZE, past], values [rows*HEADS, past, SIZE].
+
+    With `fault`, all rows have the keys of the first.
+    """
     g, info = Graph(), helper.make_tensor_value_info
     split = g.constant([0, 0, HEADS, SIZE])
     rows, seq = g.length("x", 0), g.length("x", 1)
@@ -163,7 +170,7 @@ def test_caches_with_rows_and_heads_on_one_axis(fault: bool) -> None:
     model = cached(fault)
     done, proto = rewritten_model(model, form="native")
     (site,) = done.sites
-    assert fault or site.state == REWRITTEN  # keys of the first row are carried as they are, or left alone
+    assert fault or site.state == REWRITTEN  # The fault is kept in the rewritten attention, or the attention stays.
     rng = np.random.default_rng(0)
     shapes = {"x": (2, 3, WIDTH), "past_key_values.0.key": (2 * HEADS, SIZE, 5)}
     shapes["past_key_values.0.value"] = (2 * HEADS, 5, SIZE)

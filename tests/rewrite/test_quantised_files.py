@@ -31,7 +31,7 @@ def _feeds(cache: bool = False) -> dict[str, np.ndarray]:
 def test_attention_behind_quantised_tables_and_products(
     tmp_path: Path, form: str, kind: QuantType, cache: bool
 ) -> None:
-    """Features are whole numbers on their way, and the file says so, as after a conversion of its opset."""
+    """Some features are quantised to integers, and the file states their dtypes, as after an opset conversion."""
     path = helpers.saved(tmp_path, small_graphs.decoder(cache=cache))
     quantised, out = tmp_path / "quantised.onnx", tmp_path / "out.onnx"
     quantize_dynamic(path, quantised, weight_type=kind, op_types_to_quantize=["MatMul", "Gather"])
@@ -41,7 +41,7 @@ def test_attention_behind_quantised_tables_and_products(
     feeds = _feeds(cache)
     have, want = helpers.ran(out, feeds)[0], helpers.ran(quantised, feeds)[0]
     assert have.shape == want.shape
-    # a rounding error may move a whole number by one
+    # A rounding error may change a quantised integer by one.
     assert float(np.abs(have - want).max()) <= 0.02 * float(np.abs(want).max())
 
 
@@ -55,7 +55,7 @@ class _TwoPrompts(CalibrationDataReader):
 
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_attention_between_quantised_projections(tmp_path: Path, form: str) -> None:
-    """Weights of embeddings and projections behind DequantizeLinear, as quantize_static writes them."""
+    """The weights of embeddings and projections go through DequantizeLinear, as quantize_static writes them."""
     path = helpers.saved(tmp_path, small_graphs.decoder(cache=False))
     quantised, out = tmp_path / "quantised.onnx", tmp_path / "out.onnx"
     model = onnx.load(path)
@@ -72,7 +72,7 @@ def test_attention_between_quantised_projections(tmp_path: Path, form: str) -> N
 
 @pytest.mark.parametrize(("form", "dtype"), [("native", "int8"), ("contrib", "uint8")])
 def test_caches_of_whole_numbers(tmp_path: Path, form: str, dtype: str) -> None:
-    """Cached keys and values are scaled where they are read."""
+    """The graph dequantises cached keys and values when it reads them."""
     model, kind = small_graphs.decoder(), onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     caches = [value for value in model.graph.input if value.name.startswith("past_key_values")]
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.02, np.float32), "step"))

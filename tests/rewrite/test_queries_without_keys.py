@@ -1,6 +1,6 @@
-"""Real tokens that see no key, as of an empty prompt beside another one: what the graph gives them stays.
+"""Real tokens that see no key, as with an empty prompt in a batch: a rewrite keeps the graph's results for them.
 
-The oracle is attention in numpy, and ONNX Runtime on the graph as it was.
+The oracles are attention in numpy and ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HEADS, SIZE, HIDDEN = 2, 8, 16
 FORMS = ["native", "contrib", "function"]
 
 Hook = Callable[[Graph, str], str]
-"""What becomes of scores, weights or the output."""
+"""Changes the scores, the weights or the output."""
 
 
 def seen(g: Graph) -> str:
-    """bool [B, 1, 1, E]."""
+    """The mask of visible keys, bool [B, 1, 1, E]."""
     return g.op("Cast", g.op("Unsqueeze", "encoder_attention_mask", g.constant([1, 2])), to=TensorProto.BOOL)
 
 
@@ -45,7 +45,7 @@ def added(fill: float) -> Hook:
 
 
 def no_numbers(g: Graph, value: str) -> str:
-    """Zeros in place of what is no number, as torch's softmax of masked scores has them."""
+    """Zeros in place of NaN, as in torch's softmax of masked scores."""
     return g.op("Where", g.op("IsNaN", value), zero(g), value)
 
 
@@ -54,17 +54,17 @@ def of_hidden_keys(g: Graph, weights: str) -> str:
 
 
 def largest(g: Graph) -> str:
-    """Whether a row has a key: 1 or 0."""
+    """1 if a row has a visible key, otherwise 0."""
     return g.op("ReduceMax", g.op("Cast", seen(g), to=TensorProto.INT32), g.constant([3]), keepdims=1)
 
 
 def of_hidden_rows(g: Graph, weights: str) -> str:
-    """Zeros where a row has no key, by the mask alone."""
+    """Zeros where the mask hides all keys of a row."""
     return g.op("Where", g.op("Equal", largest(g), g.constant(0, np.int32)), zero(g), weights)
 
 
 def by_the_number_of_keys(g: Graph, weights: str) -> str:
-    """Weights times whether a row has a key, as TorchScript writes `mask.any(-1)`."""
+    """Weights times 1 if a row has a key and 0 otherwise, as TorchScript writes `mask.any(-1)`."""
     count = g.op("ReduceSum", g.op("Cast", seen(g), to=TensorProto.INT64), g.constant([3]), keepdims=1)
     some = g.op("Cast", g.op("Greater", count, g.constant(0)), to=TensorProto.FLOAT)
     return g.op("Mul", weights, some)
@@ -79,7 +79,7 @@ def of_infinite_logits(g: Graph, weights: str) -> str:
 
 
 def of_rows_with_padding(g: Graph, weights: str) -> str:
-    """Zeros where any key of a row is hidden, which is another function."""
+    """Zeros where the mask hides any key of a row, which is another function."""
     least = g.op("ReduceMin", g.op("Cast", seen(g), to=TensorProto.INT32), g.constant([3]), keepdims=1)
     return g.op("Where", g.op("Cast", least, to=TensorProto.BOOL), weights, zero(g))
 
@@ -89,7 +89,7 @@ def of_seen_rows(g: Graph, weights: str) -> str:
 
 
 def nan_to_num(g: Graph, weights: str) -> str:
-    """As torch's exporter writes it: infinite numbers are replaced too, and there are none."""
+    """nan_to_num as torch's exporter writes it. It also replaces infinite numbers, but there are none."""
     numbers = no_numbers(g, weights)
     for compared, fill in (("Less", -3e38), ("Greater", 3e38)):
         side = g.op(compared, weights, zero(g))
@@ -103,7 +103,7 @@ def same(g: Graph, value: str) -> str:
 
 
 def cross_attention(scores: Hook, weights: Hook = same, output: Hook = same) -> onnx.ModelProto:
-    """Attention to the tokens of an encoder, of which a mask hides some."""
+    """Cross-attention to the tokens of an encoder with a padding mask."""
     g = Graph()
     q, k, v = _projected(g)
     product = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
@@ -113,7 +113,7 @@ def cross_attention(scores: Hook, weights: Hook = same, output: Hook = same) -> 
 
 
 def by_operator(mask: Callable[[Graph], str]) -> onnx.ModelProto:
-    """The same by ONNX's operator, with a mask [B, 1, 1, E] that is as long as queries and keys."""
+    """The same with ONNX's Attention, whose mask [B, 1, 1, E] is expanded to [B, 1, S, E]."""
     g = Graph()
     operands = _projected(g)
     lengths = g.op("Concat", g.constant([1, 1]), g.length("features", 1), g.constant([1]), axis=0)
@@ -144,7 +144,7 @@ def _model(g: Graph, mixed: str, output: Hook = same, opset: int = 18) -> onnx.M
 
 
 def arrays() -> dict[str, Array]:
-    """Three rows: the mask of the second hides all tokens of the encoder, that of the third some."""
+    """Inputs of three rows. The mask hides all encoder tokens of the second row and some of the third."""
     rng = np.random.default_rng(2)
     mask = np.ones((3, 7), np.int64)
     mask[1], mask[2, 4:] = 0, 0
@@ -153,7 +153,7 @@ def arrays() -> dict[str, Array]:
 
 
 def expected(model: onnx.ModelProto, given: dict[str, Array]) -> Array:
-    """The output in float64, zeros where no key is seen."""
+    """The output in float64, with zeros for queries that see no key."""
     weights = {one.name: numpy_helper.to_array(one).astype(np.float64) for one in model.graph.initializer}
     sources = {"q": "features", "k": "encoder_hidden_states", "v": "encoder_hidden_states"}
     q, k, v = (
@@ -194,7 +194,7 @@ def test_zeros_stay_zeros(guard: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_guard_that_never_acts_gives_no_zeros(form: str) -> None:
-    """A softmax of equal logits has numbers: the mean of all values."""
+    """A softmax of equal logits is not NaN: the result is the mean of all values."""
     model = cross_attention(replaced(-1e9), no_numbers)
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
@@ -207,7 +207,7 @@ def test_a_guard_that_never_acts_gives_no_zeros(form: str) -> None:
 
 @pytest.mark.parametrize(("fill", "stays"), [(-1e4, False), (-65504.0, True), (-3.4e38, False), (-np.inf, True)])
 def test_a_mask_to_which_logits_add_up_to_infinity_keeps_its_guard(fill: float, stays: bool) -> None:
-    """A logit of -30 is enough in fp16: -65,504 - 30 is infinite there."""
+    """In fp16, a logit of -30 is enough: -65,504 - 30 is infinite."""
     with np.errstate(over="ignore"):
         assert np.isinf(np.float16(-65504) - np.float16(30)) and np.isfinite(np.float16(-1e4) - np.float16(30))
     (site,) = rewritten_model(cross_attention(added(fill), no_numbers), form="contrib", target="ort")[0].sites
@@ -222,7 +222,7 @@ def test_zeros_of_rows_that_see_keys_keep_their_attention(weights: Hook) -> None
 
 
 def compared(model: onnx.ModelProto, *, without: bool = True) -> WholeEvidence:
-    """The evidence for a whole graph whose attention was rewritten, with the case of a row without keys or not."""
+    """The evidence for a whole graph whose attention was rewritten; `without` adds the case of a row without keys."""
     done, _ = rewritten_model(model, form="native", target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN] and done.sites[0].view is not None
     own = without_keys(done.roles) if without else ()
@@ -230,7 +230,7 @@ def compared(model: onnx.ModelProto, *, without: bool = True) -> WholeEvidence:
 
 
 def test_zeros_behind_the_attention_are_seen_by_the_whole_graph() -> None:
-    """Where the graph makes zeros of numbers that are none only later, attention that gives means is another graph."""
+    """If the graph replaces NaN by zeros only after the attention, an attention that returns means differs."""
     model = cross_attention(replaced(-np.inf), output=no_numbers)
     assert compared(model, without=False).problem is None
     problem = compared(model).problem
@@ -239,7 +239,7 @@ def test_zeros_behind_the_attention_are_seen_by_the_whole_graph() -> None:
 
 @pytest.mark.parametrize("hook", [replaced(-np.inf), added(-np.inf), replaced(-1e4), added(-1e9)])
 def test_what_the_graph_does_not_promise_is_no_difference(hook: Hook) -> None:
-    """Numbers that are none in a row without keys, and means of all values."""
+    """NaN and means of all values in a row without keys do not count as a difference."""
     found = compared(cross_attention(hook))
     assert found.problem is None and found.cases == compared(cross_attention(hook), without=False).cases + 1
 
@@ -256,12 +256,12 @@ def infinite(g: Graph) -> str:
 
 
 def low(g: Graph) -> str:
-    """Finite numbers: where all keys are hidden, they are all alike."""
+    """A mask of finite numbers: if all keys are hidden, all logits get the same number."""
     return g.op("Cast", g.op("Where", seen(g), zero(g), g.constant(-1e9, np.float32)), to=TensorProto.FLOAT)
 
 
 def low_in_half_precision(g: Graph) -> str:
-    """Numbers that half precision doesn't hold: it has minus infinity."""
+    """A mask with numbers that become minus infinity in half precision."""
     half = g.op("Cast", g.op("Where", seen(g), zero(g), g.constant(-1e9, np.float32)), to=TensorProto.FLOAT16)
     return g.op("Cast", half, to=TensorProto.FLOAT)
 
@@ -282,7 +282,7 @@ def test_zeros_of_the_operator_stay_zeros(mask: Callable[[Graph], str], form: st
 
 @pytest.mark.parametrize("form", ["contrib", "function"])
 def test_zeros_of_one_head_stay_zeros(form: str) -> None:
-    """A mask that hides all keys of some rows from the second head alone."""
+    """The mask hides all keys of some rows, but only from the second head."""
 
     def by_head(g: Graph) -> str:
         return g.op("Or", seen(g), g.constant([[[[True]], [[False]]]], bool))
@@ -317,7 +317,7 @@ def test_zeros_of_the_operator_that_are_lost_are_seen(monkeypatch: pytest.Monkey
 
 
 def test_layers_with_one_mask_share_their_guard() -> None:
-    """One search for keys, whatever the number of layers."""
+    """The graph checks the mask once, whatever the number of layers."""
     g = Graph()
     mask = g.op("Expand", seen(g), g.op("Concat", g.constant([1, 1]), g.length("features", 1), g.constant([1]), axis=0))
     mixed = g.op("Add", *(g.op("Attention", *_projected(g, f"{layer}."), mask) for layer in ("0", "1")))

@@ -37,7 +37,7 @@ def _one_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> Path:
-    """One layer with a cache."""
+    """A file with a decoder of one layer and a cache."""
     return helpers.saved(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_require_all_of_what_is_in_the_form(decoder: Path) -> None:
 
 
 def _wrong_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong replacement that no test in float64 finds."""
+    """Plants a wrong replacement that the tests in float64 do not find."""
     helpers.in_process(monkeypatch)
     monkeypatch.setattr(site, "split_scale", lambda factors, q: (2.0 * float(np.prod(factors)), []))
     monkeypatch.setattr(rewriter, "evidence_of", lambda *_, **__: {"node_attention_0": Evidence(cases=1)})
@@ -167,7 +167,7 @@ def test_where_the_original_fails_too_the_file_is_written(decoder: Path, monkeyp
 
 @pytest.mark.slow
 def test_operators_that_nobody_knows(decoder: Path) -> None:
-    """They are behind the attention: what they read is compared, and no runtime can have them."""
+    """The operator comes after the attention: its inputs are compared, and no runtime can run it."""
     model = onnx.load(decoder)
     model.graph.node[-1].output[0] = "before"
     model.graph.node.append(helper.make_node("Magic", ["before"], ["logits"], domain="somebody"))
@@ -268,7 +268,7 @@ BAD: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "itself": (small_graphs.decoder, ("-o", "in.onnx"), "'in.onnx' is a file that this command reads"),
     "key": (small_graphs.decoder, ("--sign", "in.onnx"), "in.onnx"),
 }
-"""Graphs and options that are refused: the graph, the options, and a pattern of the sentence."""
+"""Refused requests: the graph, the options, and a pattern of the message."""
 
 
 @pytest.mark.parametrize("name", BAD)

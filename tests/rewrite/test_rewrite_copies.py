@@ -1,4 +1,4 @@
-"""What `posexport rewrite` says of a file that is a copy, and of angles where there are none."""
+"""The output of `posexport rewrite` for a file that is only a copy, and for a file without angles."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _one_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def headline(stdout: str) -> str:
-    """What is said of the new file."""
+    """The line about the new file."""
     return next(line for line in stdout.splitlines() if line.startswith("out.onnx is "))
 
 
 def squashed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model whose scores go through an operator that no form has."""
+    """A model whose scores go through an operator that no form supports."""
     for place, node in reversed(list(enumerate(model.graph.node))):
         if node.op_type == "Softmax":
             scores, node.input[0] = node.input[0], f"{node.name}_squashed"

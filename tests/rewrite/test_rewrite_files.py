@@ -1,4 +1,4 @@
-"""Files rewritten: what changes and what stays, the manifest, evidence, and faults that are planted."""
+"""Rewritten files: what changes and what stays, the manifest, the evidence, and planted faults."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_one_wrong_site_leaves_the_other(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_only_the_whole_shows_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault that the test of the sites misses: their evidence is replaced by one that always agrees."""
+    """The test of the sites misses a fault, because their evidence is replaced by one that always agrees."""
     monkeypatch.setattr(site, "split_scale", _twice_the_scale)
     agreeing = lambda before, after, attentions, *_, **__: {one.name: Evidence(cases=1) for one in attentions}  # noqa: E731
     monkeypatch.setattr(rewriter, "evidence_of", agreeing)

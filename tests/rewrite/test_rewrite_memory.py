@@ -1,5 +1,7 @@
-"""What `posexport rewrite` holds of a file with large weights: one process at a time has it open, the others hold
-little, and all of them together hold about twice the file at most, its sets of inputs and their results included.
+"""The memory of `posexport rewrite` for a file with large weights.
+
+Only one process at a time has the file open, and the others use little memory. All of them together use at most about
+twice the size of the file, including the inputs and results of the tests.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ from small_graphs import Graph
 
 SIZES = {"HIDDEN": 2048, "HEADS": 16, "KV_HEADS": 2, "SIZE": 128, "VOCABULARY": 1000}
 BESIDE = 300e6
-"""Bytes of all processes but the largest: three of Python, one with a runtime or torch before it opens the file."""
+"""Bytes of all processes except the largest: three Python processes, one with a runtime or torch before it opens the
+file."""
 
 WHATEVER = 1e9
-"""Bytes that all processes take whatever the size of the file: Python, torch, the inputs and results of a group of
-cases, and freed memory that has not gone back yet."""
+"""Bytes that all processes use whatever the size of the file: Python, torch, the inputs and results of a group of
+cases, and freed memory that is not returned to the system yet."""
 
 
 def large_decoder(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Write a decoder with its weights beside it; returns their bytes."""
+    """Writes a decoder with external weights; returns their size in bytes."""
 
     def random(graph: Graph, name: str, *shape: int) -> str:
         numbers = np.random.default_rng(len(graph.weights)).standard_normal(shape, np.float32)
@@ -42,7 +45,7 @@ def large_decoder(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def held(leader: int) -> list[tuple[int, int]]:
-    """The bytes of the processes of a session: anonymous ones, and all, those that are shared by their parts."""
+    """The bytes of each process of a session: anonymous memory, and all memory, with shared memory in proportion."""
     found = []
     for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The results of rewriting: what the scripts count and judge, and that the page is of the committed data."""
+"""The results of rewriting: what the scripts count and judge, and that the page agrees with the committed data."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_differences_see_everything_but_padding(load: Load) -> None:
 
     assert gap() == 0
     padded = cache.copy()
-    padded[1, :, 2] = np.nan  # the second row's first third is padding
+    padded[1, :, 2] = np.nan  # The first third of the second row is padding.
     assert gap(present=padded) == 0
     assert gap(logits=logits[:1]) == math.inf
     assert gap(logits=np.full_like(logits, np.nan)) == math.inf

@@ -1,4 +1,4 @@
-"""Attention of a graph written by hand, in every form: the same function, as ONNX Runtime sees it; and what is kept."""
+"""A hand-written graph, rewritten into every form: it computes the same in ONNX Runtime; and attention that is kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_form_is_the_same_function(form: str, target: str) -> None:
         seen = arrays["attention_mask"][:, past:] == 1
         for name, value in expected.items():
             assert value.shape == actual[name].shape
-            if name == "logits":  # caches of later layers differ at padding, whose keys nobody sees
+            if name == "logits":  # Caches of later layers differ at padding, whose keys are hidden.
                 assert np.isfinite(actual[name]).all()
                 np.testing.assert_allclose(actual[name][seen], value[seen], rtol=0, atol=2e-5)
 
@@ -120,8 +120,10 @@ def test_shared_caches_give_what_grown_ones_give(form: str) -> None:
 
 
 def test_shared_caches_suit_the_cuda_provider_of_onnxruntime() -> None:
-    """Its fusion of rotations needs values of a bare MatMul, and ruins what it takes; and a length that is computed on
-    the GPU has to be waited for: all are told by shapes."""
+    """The CUDA provider's fusion of rotations gives wrong graphs, so the values do not come directly from a MatMul.
+
+    Lengths come only from shapes, because the CPU would have to wait for a length that the GPU computes.
+    """
     _, proto = rewritten_model(decoder(), form="contrib", target="ort", kv_cache="shared")
     made_by = {name: node for node in proto.graph.node for name in node.output}
     (attention,) = (node for node in proto.graph.node if node.op_type == "GroupQueryAttention")
@@ -166,7 +168,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "queries of another layout": ("to_tokens", lambda right: lambda *args: _backwards(right, *args)),
     "results of another layout": ("from_tokens", lambda right: lambda *args: _backwards(right, *args)),
 }
-"""What goes wrong when a site is written: a function of `site` and its wrong stand-in."""
+"""Planted faults: a function of the module `site` and its wrong replacement."""
 
 
 def _backwards(right: Callable[..., ir.Value], nodes: Any, value: ir.Value, *others: Any) -> ir.Value:
@@ -188,7 +190,7 @@ def test_a_wrong_replacement_is_kept_out(fault: str, monkeypatch: pytest.MonkeyP
 
 
 def test_caches_with_lengths_of_their_own_are_not_shared() -> None:
-    """No mask says that both are equal."""
+    """Nothing says that both lengths are equal."""
     model = attention(cached=True, add=[visible()])
     value = next(one for one in model.graph.input if one.name == "past_value")
     value.type.tensor_type.shape.dim[2].dim_param = "other_past"

@@ -1,4 +1,4 @@
-"""Rotations of unusual pairs, and of parts of queries and keys, become rotary operators, and stay the same function."""
+"""Rotations of unusual pairs, and of parts of queries and keys, become rotary operators with the same results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EIGHT = 10_000.0 ** (-np.arange(8) / 8)
 
 
 def of_pairs(size: int, pairs: list[tuple[int, int]], frequencies: Array) -> Rotate:
-    """A rotation of these pairs of a head; the other features stand still."""
+    """A rotation of these pairs of a head; the other features are not rotated."""
     partners, own = list(range(size)), np.zeros(size)
     for (a, b), frequency in zip(pairs, frequencies, strict=True):
         partners[a], partners[b] = b, a
@@ -76,7 +76,7 @@ WHOLE = {
     "a pair that stands still on short rows": (still_at_first(EIGHT), Pairs(interleaved=True, runs=(8,))),
     "features that are assigned": (assigned(EIGHT), Pairs(interleaved=True, runs=(8,))),
 }
-"""Rotations that begin at whole queries and keys, with their pairs."""
+"""Rotations of whole queries and keys, with their pairs."""
 
 
 def still(g: Writer, heads: str) -> str:
@@ -87,7 +87,7 @@ IN_PARTS = {
     "a part beside a still one": normed(by_parts(part(0, 8, FOUR), still)),
     "a norm behind it": normed(rotation(EIGHT)),
 }
-"""Rotations inside what queries and keys are made of."""
+"""Rotations of values from which queries and keys are computed."""
 
 
 def rewritten(rotate: Rotate, form: str) -> tuple[onnx.ModelProto, onnx.ModelProto, Any]:
@@ -153,7 +153,7 @@ def test_a_second_time_changes_nothing(name: str) -> None:
 
 
 def not_mutual(g: Any, heads: str, queries: bool) -> str:
-    """Three features in a ring."""
+    """Three features that are mixed in a ring, which is not a rotation of pairs."""
     ring = [1, 2, 0, *range(3, SIZE)]
     return by_partners(ring, np.r_[np.full(3, 0.5), np.zeros(SIZE - 3)], np.ones(SIZE))(g, heads, queries)
 
@@ -164,19 +164,19 @@ WRONG = {
     "three in a ring": not_mutual,
     "features that are added": assigned(EIGHT, zeros=False, reduction="add"),
 }
-"""What is no rotation of pairs."""
+"""Functions that are not rotations of pairs."""
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_rotation_is_none(name: str) -> None:
     model, new, result = rewritten(WRONG[name], "native")
     assert count(new, "RotaryEmbedding") == 0
-    assert [site.state for site in result.sites] == ["rewritten"]  # by the products alone
+    assert [site.state for site in result.sites] == ["rewritten"]  # only the products
     assert np.abs(outputs(model) - outputs(new)).max() <= 1e-5 * np.abs(outputs(model)).max()
 
 
 def of_values(g: Writer, scores: str) -> str:
-    """A bias that the cached and new values decide."""
+    """A bias computed from the cached and new values."""
     sums = g.op("ReduceSum", "present_value", g.const([-1]), keepdims=0)
     return g.op("Add", scores, g.op("Unsqueeze", sums, g.const([2])))
 

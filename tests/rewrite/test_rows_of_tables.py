@@ -1,6 +1,6 @@
-"""Attention along the rows of a table [B, R, S, D], whose scores have five axes, as the triangles of AlphaFold.
+"""Attention along the rows of a table [B, R, S, D], with scores of five axes, as in AlphaFold's triangle attention.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def of_rows(g: Graph) -> str:
 
 
 def of_pairs(g: Graph) -> str:
-    """A bias of each pair of columns, the same in all rows: [B, 1, N, S, S]."""
+    """A bias for each pair of columns, equal in all rows: [B, 1, N, S, S]."""
     first = g.op("Gather", "features", g.constant(0), axis=1)
     bias = g.op("MatMul", first, g.random("bias", HIDDEN, HEADS))
     turned = g.op("Transpose", bias, perm=[0, 2, 1])
@@ -32,7 +32,7 @@ def of_pairs(g: Graph) -> str:
 
 
 def of_distance(g: Graph) -> str:
-    """A bias by distance alone, [S, S]."""
+    """A bias by distance, [S, S]."""
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length("features", 2)), g.constant(1))
     distance = g.op("Abs", g.op("Sub", places, g.op("Unsqueeze", places, g.constant([1]))))
     return g.op("Mul", g.op("Cast", distance, to=TensorProto.FLOAT), g.constant(-0.3, np.float32))

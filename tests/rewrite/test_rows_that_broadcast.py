@@ -1,6 +1,6 @@
-"""Lengths of which no name says that they are equal: where one of them is 1, the new file gives what the old one gave.
+"""Dimensions with different names may be different: if one of them is 1, the new file still gives the same results.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FREQUENCIES = 100.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
 
 
 def rotated(g: Writer, heads: str, positions: str) -> str:
-    """[B, N, S, D], halves turned by positions [B, S]."""
+    """Heads [B, N, S, D], rotated in the layout half by positions [B, S]."""
     wide = g.op("Unsqueeze", g.op("Cast", positions, to=TensorProto.FLOAT), g.const([1, 3]))
     angles = g.op("Mul", wide, g.floats(np.concatenate([FREQUENCIES, FREQUENCIES])))
     return turned(g, heads, g.op("Cos", angles), g.op("Sin", angles))
@@ -50,8 +50,11 @@ def model_of(
     added: Dims | None = None,
     past: Dims | None = None,
 ) -> onnx.ModelProto:
-    """Attention of `hidden_states` [*tokens, HIDDEN], over those of an encoder or of a cache too, with these dimensions
-    of `position_ids`, `attention_mask`, of a float mask, and of rows and length of the cache."""
+    """Attention over `hidden_states` [*tokens, HIDDEN], optionally over encoder tokens or with a cache.
+
+    The arguments are the dimensions of `position_ids`, of `attention_mask`, of an added float mask, and the rows and
+    the length of the cache.
+    """
     g = Writer()
     x = g.input("hidden_states", g.type, *tokens, HIDDEN)
     memory = x if encoder is None else g.input("encoder_hidden_states", g.type, *encoder, HIDDEN)
@@ -86,7 +89,7 @@ def model_of(
 
 
 def drawn(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
-    """Inputs of these shapes; masks hide the first key where there are several."""
+    """Inputs of these shapes; masks hide the first of several keys."""
     rng, arrays = np.random.default_rng(4), {}
     for value in model.graph.input:
         shape = tuple(shapes[value.name])
@@ -179,7 +182,7 @@ CASES: dict[str, tuple[dict[str, Dims], list[dict[str, Sequence[int]]]]] = {
         ],
     ),
 }
-"""Dimensions by name, and shapes of inputs that the graph takes."""
+"""Dimensions by name, and shapes of inputs that the graph accepts."""
 
 
 @pytest.mark.sampled(8)
@@ -195,7 +198,7 @@ def test_lengths_that_meet(name: str, form: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if "cache" not in name])
 def test_they_are_what_fails_elsewhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: all lengths count as equal."""
+    """Plants a fault: all lengths count as equal."""
     monkeypatch.setattr(Broadcasts, "same", lambda self, one, other: True)
     dims, inputs = CASES[name]
     model = model_of(**dims)
@@ -204,7 +207,7 @@ def test_they_are_what_fails_elsewhere(name: str, monkeypatch: pytest.MonkeyPatc
     def fails(shapes: Mapping[str, Sequence[int]]) -> bool:
         try:
             agree(model, proto, drawn(model, shapes))
-        except Exception:  # ONNX Runtime has errors of its own
+        except Exception:  # ONNX Runtime raises its own errors.
             return True
         return False
 
@@ -224,7 +227,7 @@ NAMED: dict[str, tuple[dict[str, Dims], list[str]]] = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_nothing_is_expanded_where_names_agree(name: str) -> None:
-    """But a mask of one row for all queries, as ever."""
+    """The exception is a mask with one row for all queries, which is always expanded."""
     dims, expected = NAMED[name]
     done, proto = rewritten_model(model_of(**dims), form="native", target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
@@ -232,7 +235,7 @@ def test_nothing_is_expanded_where_names_agree(name: str) -> None:
 
 
 def test_a_mask_of_more_rows_than_a_cache() -> None:
-    """Attention then begins behind the cache, whose operators take no other rows; a shared one can't be written."""
+    """The new operator does not include the cache, as that requires equal rows. A shared cache is impossible."""
     model = model_of(past=("batch", "past"), mask=("mask_rows", "total"))
     done, proto = rewritten_model(model, form="native", target="ort")
     assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
@@ -245,7 +248,7 @@ def test_a_mask_of_more_rows_than_a_cache() -> None:
 
 
 def flat_heads(bias_rows: Callable[[Writer], str]) -> onnx.ModelProto:
-    """Rows and heads in one axis, and a bias of so many rows [1]."""
+    """Attention with rows and heads on one axis; `bias_rows` gives the number of rows [1] of a bias."""
     g, rng = Writer(), np.random.default_rng(0)
     x = g.input("hidden_states", g.type, "batch", "seq", HIDDEN)
     batch, seq = (g.op("Shape", x, start=axis, end=axis + 1) for axis in (0, 1))
@@ -281,7 +284,7 @@ def rows_and_heads(g: Writer) -> str:
 
 
 def more_in_long_rows(g: Writer) -> str:
-    """One, and from 256 tokens on those of all rows and heads."""
+    """1, and from 256 tokens on the number of rows times heads."""
     long = g.op("Greater", g.op("Shape", "hidden_states", start=1, end=2), g.const([256]))
     return g.op("Where", long, rows_and_heads(g), g.const([1]))
 
@@ -297,7 +300,7 @@ def test_a_term_of_rows_and_heads(rows: Callable[[Writer], str]) -> None:
 
 
 def test_cosines_with_an_axis_that_grows() -> None:
-    """One for all heads, and one for each from 256 tokens on."""
+    """The cosines have one row for all heads, and one row for each head if there are more than 256 tokens."""
     g, rng = Writer(), np.random.default_rng(0)
     x = g.input("hidden_states", g.type, "batch", "seq", HIDDEN)
     seq = g.op("Shape", x, start=1, end=2)

@@ -1,4 +1,4 @@
-"""How a scale that a graph has in several parts is written: exactly, whatever the parts are."""
+"""A scale that a graph has in several parts is written exactly, whatever the parts are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_other_factors_stay_as_they_are() -> None:
     attribute, left = split_scale([third, third], q)
     assert (attribute, left) == (1.0, [third, third])
     root, other = (math.sqrt(float32(number)) for number in (0.1, 0.2))
-    assert split_scale([root, other], q) == (1.0, [root, other])  # nothing of them is a float32 number
+    assert split_scale([root, other], q) == (1.0, [root, other])  # None of their combinations is a float32 number.
     assert snapped(0.1234567890123456) is None
     assert snapped(math.sqrt(0.3)) is None  # neither 0.3 nor 1 / 0.3 is a float32 number
 
@@ -51,7 +51,7 @@ ROOT = math.sqrt(float32(0.3))
 
 @pytest.mark.parametrize("number", [12**-0.5, 80**-0.25, ROOT, math.sqrt(ROOT), 12**0.5, 0.25, 1 / 3.0])
 def test_a_product_with_a_root_is_exact(number: float) -> None:
-    """A scale that is computed from the size of heads while the graph runs is no number of fp32."""
+    """A scale that the graph computes from the head size is not an fp32 number."""
     x, nodes = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([3])), Nodes(set())
     y = times(nodes, x, number)
     model = ir.Model(ir.Graph([x], [y], nodes=nodes.nodes, opset_imports={"": 20}, name="product"), ir_version=10)
@@ -63,7 +63,7 @@ def test_a_product_with_a_root_is_exact(number: float) -> None:
 @pytest.mark.parametrize("size", [8, 24, 32, 80, 128])
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
 def test_one_by_a_root_keeps_its_digits(size: int, dtype: ir.DataType) -> None:
-    """A graph that computes 1 / sqrt(size) of shapes has more digits than a float32 constant."""
+    """A graph that computes 1 / sqrt(size) from shapes is more precise than a float32 constant."""
     nodes = Nodes(set())
     times(nodes, ir.Value(name="q", type=ir.TensorType(dtype)), size**-0.5)
     (constant,) = (node.attributes["value"].as_tensor() for node in nodes.nodes if node.op_type == "Constant")

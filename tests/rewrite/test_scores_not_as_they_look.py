@@ -1,6 +1,6 @@
-"""Scores that differ from what they look like in one number: each is left with its reason, or stays the same function.
+"""Scores with one unusual number: each attention is kept with its reason, or computes the same after the rewrite.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posexport.rewrite.surgery import lower
 
 
 def rewritten(model: onnx.ModelProto) -> SiteResult:
-    """What becomes of the one attention; a new graph computes what the old one did."""
+    """The result of rewriting the only attention; asserts that both graphs compute the same."""
     done = rewrite_model(ir.from_proto(model), form="contrib", target="ort")
     (site,) = done.sites
     if site.state == REWRITTEN:
@@ -68,7 +68,7 @@ def test_what_changes_scores_and_sinks_is_not_taken_for_the_scores_alone(scaled:
 
 @pytest.mark.parametrize(("opset", "axis"), [(12, None), (12, 3), (12, 1), (13, None), (13, 3)], ids=str)
 def test_logarithms_had_two_dimensions_before_opset_13_too(opset: int, axis: int | None) -> None:
-    """Then an axis that isn't said is the second one, and all behind it are one."""
+    """Before opset 13, the default axis is the second, and all axes from it on are flattened."""
 
     def mix(g: Graph, scores: str, v: str) -> str:
         return g.op("MatMul", g.op("Exp", g.op("LogSoftmax", scores, **({} if axis is None else {"axis": axis}))), v)
@@ -111,8 +111,10 @@ def test_an_error_that_nobody_foresaw_is_the_reason_of_its_attention_alone(monke
 
 
 def test_maxima_that_the_graph_had_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest of a repeated number is that number where posexport wrote it. The graph's own may be over an axis of
-    its choice, and drop it."""
+    """A ReduceMax of a repeated number that posexport wrote is replaced by that number.
+
+    A ReduceMax of the original graph stays, because it may reduce another axis and drop it.
+    """
 
     def mix(g: Graph, scores: str, v: str) -> str:
         number = g.op("ReduceMax", g.op("Shape", v), g.constant([0]), keepdims=1)

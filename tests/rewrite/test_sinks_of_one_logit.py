@@ -1,4 +1,4 @@
-"""Softmaxes with a number beside their sum, or to another base: rewritten if they are that, kept if they are not."""
+"""Softmaxes with a number added to their sum or with another base: these are rewritten, and near misses are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def features(tokens: int = 6) -> Array:
 
 
 def expected(model: onnx.ModelProto, given: Array, **options: Any) -> Array:
-    """What the attention is, in float64."""
+    """The attention in numpy, in float64."""
     stored = {one.name: numpy_helper.to_array(one).astype(np.float64) for one in model.graph.initializer}
     rows, tokens, _ = given.shape
     q, k, v = (

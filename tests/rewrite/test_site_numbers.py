@@ -1,6 +1,6 @@
-"""Scales, dtypes, widths and lengths of keys as operators get them.
+"""Scales, dtypes, widths and key lengths that the rewrite gives to operators.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def less_than_none(g: Graph, value: str) -> str:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("hooks", [{"k": negative}, {"scores": less_than_none}, {"q": negative, "k": negative}])
 def test_scales_below_zero(hooks: dict[str, Any], form: str) -> None:
-    """ONNX Runtime's Attention takes a scale above 0 alone."""
+    """ONNX Runtime's Attention accepts only a scale above 0."""
     model = model_of(**hooks)
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
@@ -72,7 +72,7 @@ def of_double(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def far_bias(g: Graph, value: str) -> str:
-    """A slope on keys that float32 loses beside the 1e9 that is the same for all keys."""
+    """Adds a slope over the keys plus 1e9 for all keys: float32 loses the slope."""
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length("features", 1)), g.constant(1))
     slopes = g.op("Mul", g.op("Cast", places, to=TensorProto.FLOAT), g.constant(0.125, np.float32))
     return g.op("Add", value, g.op("Add", slopes, g.constant(1e9, np.float32)))
@@ -87,7 +87,7 @@ def test_biases_in_double_precision() -> None:
 
 
 def packed(g: Writer, x: str) -> list[str]:
-    """Queries, keys and values [B, S, HIDDEN] cut from one projection by a width that is computed from it."""
+    """Queries, keys and values [B, S, HIDDEN], sliced from one projection by a width that the graph computes."""
     weight = g.floats(np.random.default_rng(1).standard_normal((HIDDEN, 3 * HIDDEN)) / 6)
     whole = g.op("MatMul", x, weight)
     width = g.op("Div", g.op("Shape", whole, start=2, end=3), g.const([3]))
@@ -97,7 +97,7 @@ def packed(g: Writer, x: str) -> list[str]:
 
 
 def test_widths_that_no_shape_inference_knows() -> None:
-    """ONNX Runtime doesn't load an Attention of queries of unknown width."""
+    """ONNX Runtime does not load an Attention whose queries have an unknown width."""
     g = Writer()
     heads, size = 4, HIDDEN // 4
     x = g.input("features", g.type, "batch", "seq", HIDDEN)
@@ -119,8 +119,10 @@ def test_widths_that_no_shape_inference_knows() -> None:
 
 
 def cached(size: int, axis: int, *, heads_first: bool = False) -> onnx.ModelProto:
-    """Attention with a cache, whose bias has a slope that grows with an axis of the keys [B, N, T, size] (or of those
-    as [B * N, T, size]) above 250."""
+    """Attention with a cache and a bias whose slope grows with the length of an axis of the keys above 250.
+
+    The keys are [B, N, T, size], or [B * N, T, size] with `heads_first`.
+    """
     g, heads = Writer(), 2
     hidden, rng = heads * size, np.random.default_rng(0)
     x = g.input("features", g.type, "batch", "seq", hidden)
@@ -155,7 +157,7 @@ def cached(size: int, axis: int, *, heads_first: bool = False) -> onnx.ModelProt
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("form", "size", "axis"), [*itertools.product(["native", "contrib"], [3, 5, 7, 12], range(4))])
 def test_lengths_of_keys_are_told_from_other_axes(axis: int, size: int, form: str) -> None:
-    """Heads are as wide as there are rows, tokens or keys in the inputs that are tried."""
+    """The head size equals the number of rows, tokens or keys in the inputs that the rewrite tries."""
     model = cached(size, axis)
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]

@@ -1,5 +1,7 @@
-"""Softmaxes that are written out are rewritten where they are one, and named with a reason where that is not known; the
-oracle is numpy."""
+"""Softmaxes that are written out in single operators are rewritten; doubtful ones are kept with a reason.
+
+The oracle is numpy.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def test_a_spelling_is_rewritten(spelling: str, form: str) -> None:
 
 @pytest.mark.parametrize("least", [None, -np.inf, -1.0])
 def test_a_maximum_goes_but_one_that_may_be_another_number(least: float | None) -> None:
-    """What is no maximum is added to the scores, as anything that is computed from features."""
+    """A value that may not be the maximum is added to the scores, like any value that is computed from features."""
     model = attention(softmax_graphs.jax(least=least))
     done, proto = helpers.rewritten_model(model, form="native", target="ort")
     assert [one.state for one in done.sites] == [REWRITTEN]
@@ -52,7 +54,7 @@ def test_a_maximum_goes_but_one_that_may_be_another_number(least: float | None) 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_two_axes_of_heads(late: bool) -> None:
-    """jax.nn.softmax of scores [B, K, G, S, T]; where the product is divided, the attention is named."""
+    """jax.nn.softmax of scores [B, K, G, S, T]. If the product is divided instead, the attention is kept."""
     g, groups = Graph(), HEADS // KV_HEADS
     shapes = {"q": [0, 0, KV_HEADS, groups, SIZE], "k": [0, 0, KV_HEADS, SIZE], "v": [0, 0, KV_HEADS, SIZE]}
     q, k, v = (
@@ -103,7 +105,7 @@ def test_what_is_no_plain_softmax_has_a_reason(graph: str) -> None:
 
 
 def test_a_router_is_no_attention() -> None:
-    """The softmax of a layer over features, behind attention, whose weights are multiplied with features."""
+    """A layer with a softmax over features after an attention; its weights are multiplied with features."""
 
     def routed(g: Graph, scores: str, values: str) -> str:
         mixed = g.op("MatMul", g.op("Softmax", scores, axis=-1), values)
@@ -116,7 +118,7 @@ def test_a_router_is_no_attention() -> None:
 
 @pytest.mark.parametrize("kind", ["Gemm", "MatMul"])
 def test_a_head_without_rows_has_the_reason_rank(kind: str) -> None:
-    """torch.mm of matrices, as TorchScript and dynamo write it."""
+    """torch.mm of matrices, as TorchScript and dynamo export it."""
     g = Graph()
     q, k, v = (g.op("MatMul", "features", g.random(name, HIDDEN, HIDDEN)) for name in "qkv")
     turned = {"Gemm": {"transB": 1, "alpha": 0.125}, "MatMul": {}}[kind]

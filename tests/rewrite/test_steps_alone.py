@@ -1,4 +1,4 @@
-"""Decoders that take one token at a time and nothing else, as those for phones: their rotations are recognised too."""
+"""Decoders that accept only one token at a time, as on phones: their rotations are recognised too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posexport.rewrite.rewriter import REWRITTEN
 
 
 def of_steps(fixed: dict[str, int]) -> onnx.ModelProto:
-    """The decoder with sizes in place of the names of its dimensions."""
+    """The decoder with fixed sizes in place of some names of dimensions."""
     model = decoder()
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:

@@ -1,6 +1,6 @@
-"""Attention as people and exporters write it by hand: each style is rewritten, and computes what it did before.
+"""Attention as people and exporters write it: each style is rewritten and computes the same as before.
 
-The oracle is ONNX Runtime on the graph as it was.
+The oracle is ONNX Runtime with the original graph.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from posexport.verify.verifier import verify
 
 HEADS, SIZE, HIDDEN = 4, 8, 32
 TRACED = (2, 6)
-"""Rows and tokens that a graph was traced with."""
+"""The numbers of rows and tokens of the trace of a graph."""
 
 
 def model_of(g: Graph, *outputs: str) -> onnx.ModelProto:
-    """A graph from features [batch, seq, HIDDEN] to a value."""
+    """A graph from features [batch, seq, HIDDEN] to its outputs."""
     features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", "seq", HIDDEN])
     found = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", None, HIDDEN]) for name in outputs]
     graph = helper.make_graph(g.nodes, "main_graph", [features], found, g.weights)
@@ -35,7 +35,7 @@ def model_of(g: Graph, *outputs: str) -> onnx.ModelProto:
 
 
 def heads_of(g: Graph, name: str, order: tuple[int, ...], source: str = "features") -> str:
-    """A projection by heads, [B, N, S, D] for the order (0, 2, 1, 3)."""
+    """A projection split into heads, [B, N, S, D] for the order (0, 2, 1, 3)."""
     projected = g.op("MatMul", source, g.random(f"{name}_proj", HIDDEN, HIDDEN))
     return g.op("Transpose", g.op("Reshape", projected, g.constant([0, 0, HEADS, SIZE])), perm=list(order))
 
@@ -52,7 +52,7 @@ def scores_of(g: Graph) -> str:
 
 
 def written_out(g: Graph, *, reciprocal: bool = False, axis: int = -1, other: bool = False) -> str:
-    """exp(x - max(x)) / sum(exp(x - max(x))); wrong where the sum is over another `axis`, or that of `other` scores."""
+    """exp(x - max(x)) / sum(exp(x - max(x))). It is wrong if the sum has another `axis` or is over `other` scores."""
     scores = scores_of(g)
     powers = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.constant([-1]))))
     summed = g.op("Exp", g.op("Mul", scores, g.constant(0.5, np.float32))) if other else powers
@@ -89,7 +89,7 @@ def multiplied_mask(g: Graph) -> str:
 
 
 def traced_sizes(g: Graph) -> str:
-    """Rows and heads in one axis, whose size is that of the example, as TorchScript writes MultiheadAttention."""
+    """Rows and heads on one axis with the size of the example, as TorchScript writes MultiheadAttention."""
     batch, seq = TRACED
 
     def side(name: str) -> str:
@@ -108,7 +108,7 @@ def traced_sizes(g: Graph) -> str:
 
 
 def hidden_by_a_constant_node(g: Graph) -> str:
-    """Where(seen, scores, -inf) of a Constant, as TorchScript writes masked_fill; no value states its dtype."""
+    """Where(seen, scores, -inf) with a Constant, as TorchScript writes masked_fill. No value states its dtype."""
     length = g.op("Squeeze", g.length("features", 1))
     places = g.op("Range", g.constant(0), length, g.constant(1))
     ahead = g.op("Greater", places, g.op("Unsqueeze", places, g.constant([1])))
@@ -118,7 +118,7 @@ def hidden_by_a_constant_node(g: Graph) -> str:
 
 
 def heads_before_rows(g: Graph) -> str:
-    """[N, B, S, D], as Zipformer has it, with a bias that falls with the place of the key at a rate of each head."""
+    """Heads [N, B, S, D], as in Zipformer, with a bias by key position at a rate for each head."""
     scores = g.op("MatMul", heads_of(g, "q", (2, 0, 1, 3)), heads_of(g, "k", (2, 0, 3, 1)))
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length("features", 1)), g.constant(1))
     rates = g.random("rates", HEADS, 1, 1, 1)
@@ -128,8 +128,10 @@ def heads_before_rows(g: Graph) -> str:
 
 
 def hidden_twice(g: Graph) -> str:
-    """Tokens that don't see themselves, but for the first one: its logit of itself is larger than those of later keys,
-    as in Reformer."""
+    """Tokens that do not see themselves, except the first, as in Reformer.
+
+    The logit of a token for itself is low, but larger than those of later keys.
+    """
     places = g.op("Range", g.constant(0), g.op("Squeeze", g.length("features", 1)), g.constant(1))
     rows = g.op("Unsqueeze", places, g.constant([1]))
     itself = g.op("Where", g.op("Equal", rows, places), g.constant(-5e4, np.float32), scores_of(g))
@@ -200,7 +202,7 @@ def test_an_einsum_that_sums_over_heads_is_named(tmp_path: Path, monkeypatch: py
 def test_dtypes_are_those_that_readers_expect(
     halves: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores in float16, weights and values in float32, as TorchScript writes models of float16."""
+    """Scores in float16 with weights and values in float32, as TorchScript writes float16 models."""
     helpers.in_process(monkeypatch)
     g = Graph()
 

@@ -1,4 +1,4 @@
-"""Scores that are transposed before their softmax, in every way, and back before the product with the values."""
+"""Scores that are transposed in every way before the softmax, and back before the product with the values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ORDERS = [order for order in permutations(range(4)) if order != (0, 1, 2, 3)]
 def transposed(order: tuple[int, ...], softmax_over: int, masked: str = "", back: tuple[int, ...] | None = None) -> Mix:
     """A softmax over the axis that was `softmax_over` before the scores were transposed.
 
-    A mask of keys and queries is added before or behind the transpose. Without `back`, the weights are transposed as
-    they were before.
+    A mask of keys and queries is added before or after the transpose (`masked`). By default, `back` transposes the
+    weights back.
     """
 
     def mix(g: Graph, scores: str, values: str) -> str:
@@ -70,7 +70,7 @@ def test_a_softmax_over_other_axes_stays(order: tuple[int, ...], over: int) -> N
 
 @pytest.mark.parametrize("masked", ["", "before"])
 def test_weights_that_are_not_transposed_back_stay(masked: str) -> None:
-    """Weights of the queries of each key meet the values."""
+    """The product takes the weights of the queries for each key."""
     mix = transposed((0, 1, 3, 2), 3, masked, back=(0, 1, 2, 3))
     done = rewrite_model(ir.from_proto(attention(mix)), form="native", target="ort")
     assert [one.state for one in done.sites] in ([], [KEPT])

@@ -1,5 +1,8 @@
-"""Numbers that a graph makes in place of storing them: fills of masks, caps and scales that are cast, expanded to the
-shape of the scores, or computed. The oracle is attention in numpy."""
+"""Numbers that a graph computes and does not store.
+
+Mask fills, caps and scales are cast, expanded to the shape of the scores, or computed. The oracle is attention in
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ HEADS, SIZE, HIDDEN, SEQ = 4, 8, 32, 6
 CAP = 2.5
 
 Make = Callable[[Graph, str], str]
-"""A number beside scores."""
+"""Makes a number for the scores."""
 
 
 def number(value: float, dtype: type = np.float32) -> Callable[[Graph], str]:
@@ -32,7 +35,7 @@ def ones_like(g: Graph, scores: str) -> str:
 
 
 def table(g: Graph, *others: float) -> str:
-    """-1e9 for each query and key, but for the first of them."""
+    """A table with -1e9 for each query and key; `others` replace its first numbers."""
     numbers = np.full((1, 1, SEQ, SEQ), -1e9)
     numbers.flat[: len(others)] = others
     return g.constant(numbers, np.float32)
@@ -84,7 +87,7 @@ def model_of(g: Graph, seq: int | str) -> onnx.ModelProto:
 def masked(
     fill: Make, *, divisor: Callable[[Graph], str] | None = None, cap: Callable[[Graph], str] | None = None
 ) -> Graph:
-    """Attention whose scores, capped or not, are filled where the mask is zero."""
+    """Attention whose scores, with an optional cap, are filled where the mask is zero."""
     g = Graph()
 
     def heads(name: str, *perm: int) -> str:
@@ -182,7 +185,7 @@ def test_a_computed_number_that_fp32_does_not_hold_is_still_read_from_the_graph(
 
 
 def test_another_cap_is_another_function() -> None:
-    """So that the comparisons above can fail."""
+    """Shows that the comparisons above can fail."""
     arrays, g = given(2, SEQ), masked(FILLS["cast"], cap=number(CAP))
     actual = run(model_of(g, "seq"), arrays)["output"]
     expected = attended(g, arrays["features"], arrays["attention_mask"], cap=CAP + 0.1)
@@ -190,7 +193,7 @@ def test_another_cap_is_another_function() -> None:
 
 
 def softmax_of(axis: int | None, rank: int, opset: int) -> ir.Model:
-    """Attention of one head with a softmax over this axis of its scores [B, S, T], or of them as [B*S, T]."""
+    """Attention of one head with a softmax over an axis of its scores [B, S, T], or [B*S, T] if `rank` is 2."""
     g = Graph()
     q, k, v = (g.op("MatMul", "features", g.random(name, HIDDEN, HIDDEN)) for name in "qkv")
     scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 2, 1]))

@@ -1,6 +1,6 @@
-"""Heads of values that are not as wide as those of keys, as in DeepSeek's multi-head latent attention.
+"""Value heads with another size than key heads, as in DeepSeek's multi-head latent attention.
 
-TensorRT's parser takes operators of one size alone, ONNX Runtime others too.
+TensorRT's parser accepts only operators with equal sizes; ONNX Runtime also accepts others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from posexport.rewrite.rewriter import REWRITTEN
 
 HEADS, HIDDEN = 4, 32
 SHAPES = [(1, 1, 3), (2, 7, 0), (3, 4, 9)]
-"""Rows, tokens, and cached ones."""
+"""Rows, tokens and cached tokens."""
 
 
 def model_of(
     size: int, value_size: int, kv_heads: int = HEADS, cached: bool = False, masked: bool = True
 ) -> onnx.ModelProto:
-    """Attention, causal unless all keys are seen, with queries and keys of one size and values of another one."""
+    """Attention with queries and keys of one size and values of another; it is causal if `masked`."""
     g = Graph()
     sides = []
     for name, heads, width in (("q", HEADS, size), ("k", kv_heads, size), ("v", kv_heads, value_size)):
@@ -98,7 +98,7 @@ def test_values_keep_their_size(
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("form", ["native", "contrib"])
 def test_portable_operators_have_one_size(form: str, cached: bool) -> None:
-    """What TensorRT's parser asks for."""
+    """TensorRT's parser requires equal sizes."""
     _, proto = rewritten_model(model_of(16, 8, cached=cached), form=form, target="portable")
     types = onnx.shape_inference.infer_shapes(proto).graph.value_info
     shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in types}
@@ -111,7 +111,7 @@ def test_portable_operators_have_one_size(form: str, cached: bool) -> None:
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 @pytest.mark.parametrize(("size", "value_size"), [(8, 16), (16, 8)])
 def test_shared_caches_of_two_sizes(size: int, value_size: int, kv_heads: int, form: str) -> None:
-    """Buffers give what caches that grow give."""
+    """Buffers give the same results as growing caches."""
     model = model_of(size, value_size, kv_heads, cached=True, masked=False)
     done, proto = rewritten_model(model, form=form, target="ort", kv_cache="shared")
     assert [one.state for one in done.sites] == [REWRITTEN]

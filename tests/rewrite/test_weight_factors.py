@@ -1,5 +1,7 @@
-"""Weights that are multiplied by numbers before their product with values: the numbers move to the result if each head
-has one number on all inputs."""
+"""Attention weights that are multiplied by numbers before their product with values.
+
+The numbers move to the result if each head has one number for all inputs.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ BY_HEAD = np.array([0.5, 0.25, -3.0, 1.1], np.float32).reshape(HEADS, 1, 1)
 
 
 def changed(change: Callable[[Graph, str], str]) -> Mix:
-    """Attention whose weights are changed."""
+    """Attention whose weights are changed by `change`."""
     return lambda g, scores, values: g.op("MatMul", change(g, g.op("Softmax", scores, axis=-1)), values)
 
 
@@ -37,7 +39,7 @@ def by_root(g: Graph, weights: str) -> str:
 
 
 def by_root_of_heads(g: Graph, weights: str) -> str:
-    """One number, which the graph computes from the number of heads."""
+    """Multiplies the weights by a number that the graph computes from the number of heads."""
     heads = g.op("Cast", g.length(weights, 1), to=TensorProto.FLOAT)
     return g.op("Div", weights, g.op("Sqrt", heads))
 
@@ -53,7 +55,7 @@ def by_length(g: Graph, weights: str) -> str:
 
 
 def by_place(axis: int) -> Callable[[Graph, str], str]:
-    """Another number for each query or each key."""
+    """Another number for each place of an axis: for each query or each key."""
 
     def change(g: Graph, weights: str) -> str:
         length = g.op("Squeeze", g.length(weights, axis), g.constant([0]))

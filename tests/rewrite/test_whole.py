@@ -1,4 +1,4 @@
-"""Two whole graphs in float64: what is a difference and what is not, and how many sets of inputs there are."""
+"""Comparisons of two whole graphs in float64: what counts as a difference, and the number of input sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Change = Callable[[onnx.ModelProto], object]
 
 
 def evidence(change: Change, base: Change = lambda model: None) -> WholeEvidence:
-    """What is found between a decoder and a changed copy; `base` changes both."""
+    """The evidence from a decoder and a changed copy; `base` changes both."""
     before = small_graphs.decoder()
     base(before)
     after = onnx.ModelProto()
@@ -39,7 +39,7 @@ def evidence(change: Change, base: Change = lambda model: None) -> WholeEvidence
 
 
 def weight(model: onnx.ModelProto, name: str, factor: float) -> None:
-    """Multiply one weight."""
+    """Multiplies one weight by a factor."""
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(factor), name))
 
@@ -100,7 +100,7 @@ def test_inputs_that_only_the_new_graph_can_t_take_are_a_difference() -> None:
 
 
 def test_what_padding_gives_says_nothing() -> None:
-    """The mask hides keys with another number: rows that see no key at all give another mean."""
+    """The mask hides keys with another number, so rows that see no key give another mean."""
 
     def least(model: onnx.ModelProto, number: float) -> None:
         for tensor in model.graph.initializer:
@@ -164,7 +164,7 @@ def test_without_a_case_it_is_untested(tmp_path: Path) -> None:
 
 
 def no_numbers(model: onnx.ModelProto) -> None:
-    """Logarithms of what is below zero in place of the logits."""
+    """Replaces the logits by NaN: logarithms of negative numbers."""
     next(node for node in model.graph.node if "logits" in node.output).output[0] = "scores"
     model.graph.node.append(helper.make_node("Abs", ["scores"], ["size"]))
     model.graph.node.append(helper.make_node("Neg", ["size"], ["below"]))
@@ -188,7 +188,7 @@ def test_graphs_without_a_number_are_untested() -> None:
 
 
 def test_logits_that_are_never_chosen_measure_nothing() -> None:
-    """Tokens that are not to be chosen get the lowest number, which is no measure of the others."""
+    """Tokens that must not be chosen get the lowest number, which is not a measure for the others."""
     case, lowest = case_of([[True, True, True]]), -3.4e38
     values, other = (torch.tensor([[[1.0], [second], [lowest]]], dtype=torch.float64) for second in (2.0, 2.5))
     assert whole._difference(values, other, case) == pytest.approx(0.25)

@@ -1,4 +1,4 @@
-"""Whole graphs in corners: inputs that are taken in parts, overflow in the dtypes of the file, broken files."""
+"""Corner cases of whole graphs: inputs that work only for some outputs, overflow in the file's dtypes, broken files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ WIDTH = 4
 
 
 def table_of_positions(rows: int, *, joined: bool = False, factor: float = 1.0) -> ir.Model:
-    """`turned` looks up a table of positions, `plain` does not; where both are `joined` in one operator, neither can
-    be computed without the table. `factor` is a fault of `plain`."""
+    """A graph whose output `turned` reads a table of positions and whose output `plain` does not.
+
+    If both are `joined` in one operator, neither can be computed without the table. `factor` is a fault of `plain`.
+    """
     weights = [
         numpy_helper.from_array(np.random.default_rng(0).standard_normal((rows, WIDTH)).astype(np.float32), "table"),
         numpy_helper.from_array(np.random.default_rng(1).standard_normal((50, WIDTH)).astype(np.float32), "words"),
@@ -26,7 +28,7 @@ def table_of_positions(rows: int, *, joined: bool = False, factor: float = 1.0) 
     ]
     nodes = [
         helper.make_node("Gather", ["words", "input_ids"], ["word"]),
-        helper.make_node("Abs", ["position_ids"], ["distances"]),  # whose table draws don't know
+        helper.make_node("Abs", ["position_ids"], ["distances"]),  # The draws do not recognise its table.
         helper.make_node("Unsqueeze", ["distances", "last"], ["places"]),
         helper.make_node("GatherND", ["table", "places"], ["position"]),
     ]
@@ -54,7 +56,7 @@ def test_inputs_that_the_original_takes_in_parts_only_say_nothing(rows: int) -> 
     assert evidence.problem is None
     assert evidence.error == 0
     assert 0 < evidence.cases <= len(cases)
-    assert (evidence.cases == len(cases)) == (rows > 256)  # some positions are beyond the shorter table
+    assert (evidence.cases == len(cases)) == (rows > 256)  # Some positions are beyond the shorter table.
 
 
 def test_a_fault_is_found_on_the_other_inputs() -> None:
@@ -65,8 +67,11 @@ def test_a_fault_is_found_on_the_other_inputs() -> None:
 
 
 def masked_mean(*, twice: bool) -> ir.Model:
-    """Two layers of means over the tokens that are no padding, a row of which is all padding for the first query: NaN
-    where the mask is taken twice, in fp32 alone, and in the second layer for all queries."""
+    """Two layers of means over the tokens that are not padding; a padded query sees no key.
+
+    If the mask is multiplied by two (`twice`), it overflows to minus infinity in fp32, and padded queries are NaN. In
+    the second layer, all queries of the row are then NaN. There is no overflow in float64.
+    """
     lowest = float(np.finfo(np.float32).min)
     weights = [
         numpy_helper.from_array(np.random.default_rng(1).standard_normal((50, WIDTH)).astype(np.float32), "words"),
@@ -82,7 +87,7 @@ def masked_mean(*, twice: bool) -> ir.Model:
         helper.make_node("Sub", ["one", "seen"], ["hidden"]),
         helper.make_node("Mul", ["hidden", "lowest"], ["row"]),
         helper.make_node("Unsqueeze", ["row", "first"], ["keys"]),  # [B, 1, S]
-        helper.make_node("Unsqueeze", ["hidden", "last"], ["queries"]),  # [B, S, 1], a padded query sees no key
+        helper.make_node("Unsqueeze", ["hidden", "last"], ["queries"]),  # [B, S, 1]: a padded query sees no key
         helper.make_node("Mul", ["queries", "lowest"], ["column"]),
         helper.make_node("Min", ["keys", "column"], ["once"]),
         helper.make_node("Mul", ["once", "times"], ["mask"]),
@@ -103,7 +108,7 @@ def test_a_mask_that_is_minus_infinity_in_the_dtypes_of_the_file_is_not_made_fin
     assert whole_evidence(once, once, cases).problem is None
     assert whole_evidence(twice, twice, cases).problem is None
     evidence = whole_evidence(twice, once, cases)
-    assert evidence.error == 0  # float64 sees no difference
+    assert evidence.error == 0  # There is no difference in float64.
     assert evidence.problem is not None
     assert "dtypes of the file" in evidence.problem.text
 
@@ -118,7 +123,7 @@ def test_two_nodes_that_give_one_name_are_found() -> None:
 
 
 def chosen(inner: str) -> ir.Model:
-    """An If, in one branch of which a value has the name `inner`; the graph around it has `word` and `twice`."""
+    """A graph with an If; a value in one branch has the name `inner`. The outer graph has `word` and `twice`."""
 
     def branch(kind: str, name: str) -> onnx.GraphProto:
         output = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
@@ -142,9 +147,11 @@ def chosen(inner: str) -> ir.Model:
 
 def test_names_in_branches_that_become_those_of_the_graph_around_are_found() -> None:
     cases = cases_of(roles_of(chosen("first")), 0)
-    for inner in ("first", "last"):  # another branch may have it too
+    for inner in ("first", "last"):  # The other branch may have the same name.
         assert whole_evidence(chosen("first"), chosen(inner), cases).problem is None
     evidence = whole_evidence(chosen("first"), chosen("twice"), cases)
     assert evidence.problem is not None
     assert "two of its nodes give 'twice'" in evidence.problem.text
-    assert whole_evidence(chosen("twice"), chosen("twice"), cases).problem is None  # as the file has it
+    assert (
+        whole_evidence(chosen("twice"), chosen("twice"), cases).problem is None
+    )  # The file itself has this name twice.

@@ -1,4 +1,4 @@
-"""Softmaxes that are written out with the mask behind the exponentials are rewritten where that is a masked softmax."""
+"""Softmaxes that are written out with the mask after the exponentials are rewritten if they are a masked softmax."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def features(tokens: int) -> Array:
 
 
 def expected(model: Any, given: Array, seen: Array) -> Array:
-    """Attention with a mask, in float64."""
+    """Attention with a mask in numpy, in float64."""
     weights = {one.name: numpy_helper.to_array(one).astype(np.float64) for one in model.graph.initializer}
     rows, tokens, _ = given.shape
     q, k, v = (
@@ -62,7 +62,7 @@ def test_what_is_no_softmax_of_the_keys_that_are_seen_is_kept(fault: str) -> Non
 
 
 def test_the_other_keys_hidden_stay_the_other_keys() -> None:
-    """A mask the wrong way round is rewritten into the same mask, or kept."""
+    """An inverted mask is rewritten into the same mask, or kept."""
     model = attention(softmax_graphs.zeroed("hidden", keys_only=True))
     _, proto = helpers.rewritten_model(model, form="native", target="ort")
     given = features(7)

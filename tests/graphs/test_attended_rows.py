@@ -1,4 +1,4 @@
-"""Attention of many scores, computed one row after another, is that of all rows at once."""
+"""Attention with many scores is computed row by row, with the same result as for all rows at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/attentions.md has every key, every kind of mask and every code that is written."""
+"""docs/reference/attentions.md lists every key, every kind of mask and every code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_key_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("module", [biases, describe, fused_attention, inspection, rotation, support], ids=str)
 def test_every_code_is_on_the_page(module: ModuleType) -> None:
-    """Codes are constants in kebab-case."""
+    """Finds the codes as constants in kebab-case."""
     codes = {
         value
         for name, value in vars(module).items()

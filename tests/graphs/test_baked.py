@@ -1,4 +1,4 @@
-"""Sizes that a graph takes: one alone is fixed, several stay sizes that vary."""
+"""Sizes that a graph accepts: a single size is fixed, and several sizes stay variable."""
 
 from __future__ import annotations
 
@@ -71,35 +71,35 @@ def test_the_length_of_rows_isnt_that_of_a_block() -> None:
 
 
 def dimensions(model: onnx.ModelProto) -> list[bool]:
-    """Which dimensions of the only input are of one size on all inputs."""
+    """Whether each dimension of the only input has the same size for all inputs."""
     view = view_of(ir.from_proto(model))
     return [size.is_fixed for size in view.probe.shapes.of(view.model.graph.inputs[0])]
 
 
 def test_a_size_is_fixed_only_if_the_graph_says_so() -> None:
-    """Squares of 5 x 5 tokens: 25 were taken, and nothing else that was tried, but 100 are taken too."""
+    """Squares of 5 x 5 tokens: of the sizes that are tried, only 25 works, but 100 tokens would work too."""
     assert settled(graphs.squares(5)).shape == ("batch", 25, graphs.WIDTH)
     assert dimensions(graphs.squares(5)) == [False, False, True]
 
 
 @pytest.mark.parametrize("says", ["Reshape", "MatMul", "Add", "a part of a Reshape"])
 def test_what_says_that_a_size_is_fixed(says: str) -> None:
-    """The length beside rows that vary: 8 tokens alone."""
+    """The number of rows varies, and the graph accepts only 8 tokens."""
     g = Graph()
     shape: list[int | str] = ["batch", "seq", graphs.WIDTH]
     x, result = "hidden", shape
-    g.constant([8])  # the sizes that are tried are those in the graph
-    if says == "Reshape":  # of one row of the batch
+    g.constant([8])  # The tried sizes are those in the graph.
+    if says == "Reshape":  # only the first row
         g.op("Reshape", g.op("Slice", x, *map(g.constant, ([0], [1], [0]))), g.constant([8, graphs.WIDTH]), name="y")
         result = [8, graphs.WIDTH]
     elif says == "MatMul":
         g.op("MatMul", g.random("mix", 3, 8), x, name="y")
         result = ["batch", 3, graphs.WIDTH]
-    elif says == "Add":  # 1 token is taken by another operator alone
+    elif says == "Add":  # Without the Concat, one token would be broadcast.
         wide = g.op("Concat", x, x, axis=1)
         g.op("Add", wide, g.random("table", 1, 16, graphs.WIDTH), name="y")
         result = ["batch", 16, graphs.WIDTH]
-    else:  # 32 parts of a quarter of a token each
+    else:  # Each of the 32 parts is a quarter of a token.
         parts = g.op("Reshape", x, g.op("Concat", g.length(x, 0), g.constant([32, -1]), axis=0))
         g.op("MatMul", parts, g.random("mix", 4, 3), name="y")
         result = ["batch", 32, 3]
@@ -110,7 +110,7 @@ def test_what_says_that_a_size_is_fixed(says: str) -> None:
 
 
 def test_outputs_say_which_sizes_are_fixed() -> None:
-    """A Reshape to 2 x 8 tokens takes 1 x 16 too, but outputs are named as inputs are."""
+    """A Reshape to 2 x 8 tokens also accepts 1 x 16, unless inputs and outputs have the same dimension names."""
     assert dimensions(graphs.traced(2, 8)) == [True, True, True]
     model = graphs.traced(2, 8)
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "rows"

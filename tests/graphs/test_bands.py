@@ -1,4 +1,4 @@
-"""Sizes that form ladders: whatever band of them a fault shows in, some set of inputs has one of it."""
+"""Ladders of sizes: if a fault shows only in a band of sizes, some set of inputs has a size in this band."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CLASSES: dict[str, tuple[Callable[[Corner], bool], Callable[[Corner], int | None
 
 
 def meets(sizes: set[int], first: int, last: int) -> list[int]:
-    """Where bands begin that hold none of these sizes."""
+    """The starts of bands that contain none of these sizes."""
     starts = (low for low in range(first, last + 1) if RATIO * low <= last)
     return [low for low in starts if not sizes & {*range(low, math.ceil(RATIO * low) + 1)}]
 
@@ -51,7 +51,7 @@ def test_every_band_holds_a_rung(first: int, last: int, seed: int) -> None:
     assert rungs == sorted({*rungs})
     assert ({first, last} <= {*rungs}) if first <= last else not rungs
     assert meets({*rungs}, first, last) == []
-    if len(rungs) > 8:  # the check can fail
+    if len(rungs) > 8:  # The check can fail.
         assert meets({*rungs} - {rungs[7]}, first, last)
 
 

@@ -12,7 +12,7 @@ from posexport.graphs.view import view_of
 
 
 def test_sequences_are_no_tensors_that_content_passes_through() -> None:
-    """Experts of a mixture are cut with SplitToSequence, as in JetMoe, whose queries lie behind it."""
+    """A mixture of experts is split with SplitToSequence, as in JetMoe, where queries come after it."""
     text = """<ir_version: 10, opset_import: ["" : 21]> g (float[6, 4] x) => (float[n, 4] y) {
         sizes = Constant<value_ints = [2, 4]>() one = Constant<value_int = 1>()
         before = Neg(x) parts = SplitToSequence(before, sizes) part = SequenceAt(parts, one) y = Exp(part)
@@ -46,7 +46,7 @@ IDS = {
 
 @pytest.mark.parametrize("name", IDS)
 def test_ids_stay_ids(name: str) -> None:
-    """What is looked up by them are features; what is compared with them isn't."""
+    """Values that are looked up by ids are features. Comparisons with ids are not."""
     text = f"""<ir_version: 10, opset_import: ["" : 21]> g (int64[2, n] ids) => (float[a, b, 4] y, bool[2, n] same)
       <int64[2, 1] first = {{1, 2}}, int64[4] pads = {{0, 1, 0, 0}},
        int64[2] news = {{0, 1}}, float[2, 4] table = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{
@@ -60,7 +60,7 @@ OTHERS = {
     "ids of some of their bits": ("bits = BitwiseAnd(input_ids, one) x = Gather(table, bits)", "x", "features-unknown"),
     "a constant": ("x = Gather(table, input_ids)", "table", None),
 }
-"""What makes the features x, what is weighted by their softmax, and what is said."""
+"""Nodes that make the features x, the value that their softmax weights, and the expected reason code."""
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -108,7 +108,7 @@ COMBINED = {
         [],
     ),
 }
-"""How weights are made of scores of features, and with what reason attention is left there."""
+"""Nodes that compute weights from scores of features, and the expected reason codes."""
 
 
 @pytest.mark.parametrize("name", COMBINED)

@@ -1,4 +1,4 @@
-"""What is said of attention: encodings, masks and biases of graphs that are written by hand, right and wrong ones."""
+"""Descriptions of attention: encodings, masks and biases of hand-written graphs, right and wrong ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN = 10_000.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
 
 
 def encoding(model: onnx.ModelProto) -> dict[str, Any]:
-    """Its encoding."""
+    """The encoding in the description of a model."""
     found: dict[str, Any] = described(model)["encoding"]
     return found
 
@@ -84,7 +84,7 @@ def test_every_key_of_a_decoder() -> None:
 
 
 def test_scales_that_are_computed_from_fixed_lengths_are_numbers() -> None:
-    """As TorchScript writes them: the root of the size of a head, on the scores or on the queries."""
+    """The root of the head size, on the scores or on the queries, as TorchScript writes it."""
 
     def root(g: Writer, value: str) -> str:
         size = g.op("Cast", g.op("Shape", value, start=3, end=4), to=g.type)
@@ -238,7 +238,7 @@ REACH = 900
 
 
 def slopes(*numbers: float) -> Array:
-    """Biases of distances from -REACH to REACH, 0 ahead."""
+    """Biases by distance from -REACH to REACH, 0 for keys ahead."""
     return -np.array(numbers)[:, None] * np.abs(np.arange(-REACH, REACH + 1))
 
 
@@ -266,7 +266,7 @@ def test_a_bias_of_distance_that_nobody_knows() -> None:
 
 
 def grid_bias(side: int, special: int = 0) -> Array:
-    """Biases by offset on a grid, as Swin and BEiT have them."""
+    """Biases by offset on a grid, as in Swin and BEiT."""
     rng = np.random.default_rng(0)
     table = rng.standard_normal((HEADS, 2 * side - 1, 2 * side - 1))
     y, x = np.divmod(np.arange(side * side), side)

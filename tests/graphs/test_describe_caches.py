@@ -1,4 +1,4 @@
-"""What is said of caches that get no new keys, and of key heads that are repeated as a block."""
+"""Descriptions of caches without new keys, and of key heads that are repeated as a block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = HEADS * SIZE
 
 
 def projected(g: Writer, heads: int) -> str:
-    """hidden_states as [batch, heads, seq, SIZE]."""
+    """hidden_states, projected to [batch, heads, seq, SIZE]."""
     rng = np.random.default_rng(len(g.nodes))
     weight = g.floats(rng.standard_normal((WIDTH, heads * SIZE)) / 8)
     split = g.op("Reshape", g.op("MatMul", "hidden_states", weight), g.const([0, 0, heads, SIZE]))
@@ -24,7 +24,7 @@ def projected(g: Writer, heads: int) -> str:
 
 
 def attention_to(make: Callable[[Writer, str], str]) -> onnx.ModelProto:
-    """Attention to keys and values [batch, HEADS, tokens, SIZE], which are made by their name."""
+    """Attention to keys and values [batch, HEADS, tokens, SIZE]; `make` makes each from its name, key or value."""
     g = Writer()
     g.input("hidden_states", g.type, "batch", "seq", WIDTH)
     q, k, v = projected(g, HEADS), make(g, "key"), make(g, "value")
@@ -37,7 +37,7 @@ def attention_to(make: Callable[[Writer, str], str]) -> onnx.ModelProto:
 
 
 def of_encoder(heads: int, *, given_back: bool = False) -> Callable[[Writer, str], str]:
-    """A cache of an encoder as optimum names it, for all heads, and as an output too."""
+    """A cache of encoder keys or values with optimum's names, repeated for all heads. `given_back` adds an output."""
 
     def make(g: Writer, name: str) -> str:
         past = g.input(f"past_key_values.0.encoder.{name}", g.type, "batch", heads, "encoder", SIZE)
@@ -64,7 +64,7 @@ def test_a_cache_that_gets_no_new_keys_does_not_grow(heads: int, given_back: boo
 
 
 def tiled(g: Writer, heads: str, count: int) -> str:
-    """k0 k1 k0 k1 of k0 k1."""
+    """Repeats heads as a block: k0 k1 becomes k0 k1 k0 k1."""
     return g.op("Tile", heads, g.const([1, HEADS // count, 1, 1]))
 
 
@@ -76,14 +76,16 @@ def test_heads_that_are_repeated_in_either_order_are_key_heads(repeat: Callable[
 
 
 def test_heads_of_different_numbers_are_as_many_as_are_read() -> None:
-    """Keys of two heads that are repeated, and values of four."""
+    """The keys have two heads that are repeated, and the values have four."""
     found = described(attention_to(lambda g, name: tiled(g, projected(g, 2), 2) if name == "key" else projected(g, 4)))
     assert (found["num_heads"], found["num_kv_heads"]) == (HEADS, HEADS)
 
 
 def quantised(dtype: int, *, told: bool) -> Callable[[Writer, str], str]:
-    """A cache of whole numbers, behind which new ones are joined before all are scaled; `told` where the file says of
-    what dtype they are."""
+    """A quantised cache: new keys or values are quantised and appended, then all are dequantised.
+
+    With `told`, the file states the dtype of the joined values, which are an output.
+    """
 
     def make(g: Writer, name: str) -> str:
         past, present = g.input(f"past_key_values.0.{name}", dtype, "batch", HEADS, "past", SIZE), f"present.0.{name}"

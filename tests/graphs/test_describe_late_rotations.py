@@ -1,4 +1,4 @@
-"""What is said of keys that turn behind their cache, of parts of heads that turn, and of what turns twice."""
+"""Descriptions of keys that are rotated after the cache, of rotated parts of heads, and of double rotations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_heads_may_be_repeated_before_they_turn(repeated_first: bool) -> None:
     ids=str,
 )
 def test_parts_that_turn(options: dict[str, Any]) -> None:
-    """Plain features stand beside the turned ones, of which the keys have one head for all."""
+    """Heads have plain and rotated features. All heads share the rotated features of the keys."""
     found = described(latent(**options))
     layout = "interleaved" if options.get("interleaved") else "half"
     start = {} if options.get("part_first") else {"rotary_start": options.get("plain", 8)}
@@ -53,13 +53,13 @@ def test_parts_that_turn(options: dict[str, Any]) -> None:
 
 
 def test_parts_that_turn_in_other_places() -> None:
-    """Turned features of queries meet plain ones of keys: scores are none of distances."""
+    """Rotated features of queries meet plain ones of keys, so scores do not depend only on distances."""
     found = described(latent(keys_part_first=True))
     assert (found["encoding"]["name"], found["encoding"]["reason"]["code"]) == ("rotary", "rotations-differ")
 
 
 def late_scale(g: graphs.Writer, heads: str, queries: bool) -> str:
-    """Tokens times a number of their own, which is no angle."""
+    """Each token is multiplied by a number by position, which is not a rotation."""
     positions = g.input("position_ids", 7, "batch", "seq")
     scale = g.op("Add", g.op("Cast", positions, to=1), g.floats(1.0))
     return g.op("Mul", heads, g.op("Unsqueeze", scale, g.const([1, 3])))

@@ -1,7 +1,7 @@
-"""Attention that is wrong in one way is described otherwise than the right one: faults of rotations, masks and scores.
+"""The description of attention changes if the attention has one fault in rotations, masks or scores.
 
-What no description holds may change without a trace: which weights are read, by which weights queries are multiplied,
-and the size of an epsilon.
+Some faults do not show because descriptions do not contain them: other weights, weights that multiply the queries, and
+the size of an epsilon.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ QUICK = [*ROTATIONS][::6] + [*MASKS][::6]
 
 @functools.cache
 def right() -> tuple[ir.Model, list[Any], list[dict[str, Any]]]:
-    """A decoder with a window, a cap, norms and RoPE; inputs; and what is said of it."""
+    """A decoder with a window, a cap, norms and RoPE; its inputs; and the descriptions of its attention."""
     model, feeds = MODELS["decoder"]()
     return model, feeds, said_of(model)
 
 
 def said_of(model: ir.Model) -> list[dict[str, Any]]:
-    """What is said of all attention, but for names."""
+    """The descriptions of all attention without names."""
     view = view_of(model.clone())
     records = map(Describer(view).describe, view.attentions)
     return [{key: value for key, value in one.items() if key not in ("name", "nodes", "runtimes")} for one in records]
@@ -62,5 +62,5 @@ def test_a_fault_shows(fault: str) -> None:
             continue
         try:
             assert said_of(changed) != before, seed
-        except RequestError:  # a graph that no longer runs
+        except RequestError:  # The graph no longer runs.
             continue

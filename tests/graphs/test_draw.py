@@ -1,4 +1,4 @@
-"""Drawn inputs agree with each other, with what the graph fixes, and with its tables; cases have every corner."""
+"""Drawn inputs agree with each other, with sizes that the graph fixes and with its tables; cases cover every corner."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_numbers_stay_below_their_tables(tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_spread_over_rows_is_found(tmp_path: Path) -> None:
-    """As GPT-J has it: GatherElements of an expanded constant."""
+    """GatherElements of an expanded constant, as in GPT-J."""
     table = helper.make_node("Constant", [], ["table"], value=numpy_helper.from_array(np.zeros((1, 33, 4), np.float32)))
     nodes = [
         table,
@@ -261,7 +261,7 @@ def test_cases_take_turns_in_the_tokens_of_a_vocabulary(tmp_path: Path) -> None:
 
 
 def test_masks_that_are_added_hold_biases_and_minus_infinity_in_some_cases(tmp_path: Path) -> None:
-    """A file that clips or halves its mask is another function only where a mask holds other numbers than 0."""
+    """If a file clips or halves its mask, this shows only if the mask contains numbers other than 0."""
     signature: Signature = {"x": (["b", "s", 8], "fp32"), "attn_mask": (["b", 1, "s", "s"], "fp32")}
     found = roles(tmp_path, signature)
     sizes, lowest = {"batch": 2, "seq": 6}, float(np.finfo(np.float32).min)

@@ -1,4 +1,4 @@
-"""The letters of an Einsum are those of its axes. The oracle is torch, with an ellipsis and without."""
+"""The letters of the axes in an Einsum equation, with and without an ellipsis. The oracle is torch."""
 
 from __future__ import annotations
 

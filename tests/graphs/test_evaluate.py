@@ -1,4 +1,4 @@
-"""The evaluator: values by name, replaced values, functions and bodies, dtypes, and what it says of wrong graphs."""
+"""The evaluator: values by name, replaced values, functions and bodies, dtypes, and errors for wrong graphs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nodes_may_stand_in_any_order() -> None:
 
 
 def test_a_value_between_nodes_can_be_given() -> None:
-    """What comes before it is not needed then."""
+    """The evaluator does not need the nodes before it."""
     results = Evaluator(model(CHAIN)).run({"a": X, "x": X})
     torch.testing.assert_close(results["y"], X.double())
 
@@ -134,7 +134,7 @@ def test_values_are_freed_after_their_last_use() -> None:
         gone.append(alive[0]() is None)
         return tensor
 
-    overrides = {"a": keep_track, "c": look, "d": look}  # c is the last to read a
+    overrides = {"a": keep_track, "c": look, "d": look}  # c is the last reader of a.
     Evaluator(model(CHAIN)).run({"x": X}, overrides=overrides)
     assert gone == [False, True]
 
@@ -151,7 +151,7 @@ twice <factor> (a) => (c)
 
 
 def test_functions_of_the_file() -> None:
-    """Attributes with and without defaults, references through two functions, an input that is left out."""
+    """Attributes with and without defaults, references through two functions, and an omitted input."""
     text = "g (float[N,3] x) => (float[N,3] y) { y = own.twice<factor = 3.0>(x) }"
     torch.testing.assert_close(value(text, FUNCTION), (X.double() * 3 + 1) * 3)
     text = "g (float[N,3] x) => (float[N,3] y) { y = own.scaled<factor = 2.0, shift = 5.0>(x) }"
@@ -218,7 +218,7 @@ def halves(dtype: int) -> tuple[ir.Model, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_half_precision(dtype: int) -> None:
-    """In float64 the weight is what is stored, and nothing is rounded; in the file's dtypes products are."""
+    """In float64, the weight is the stored number and nothing is rounded; in the file's dtypes, products are."""
     graph, weight = halves(dtype)
     x = X.to(weight.dtype) / 3
     wide = Evaluator(graph).run({"x": x})["y"]

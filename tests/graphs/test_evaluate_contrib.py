@@ -1,4 +1,4 @@
-"""ONNX Runtime's operators: the evaluator in float64 against its CPU kernels in fp32."""
+"""The com.microsoft operators: the evaluator in float64 against ONNX Runtime's CPU kernels in fp32."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_multi_head_attention(name: str) -> None:
 
 
 def test_packed_inputs_equal_separate_ones() -> None:
-    """Packed heads [batch, length, heads, 3, size] and [..., 2, size] run on GPUs only."""
+    """ONNX Runtime runs packed heads [batch, length, heads, 3, size] and [..., 2, size] only on GPUs."""
     apart = [x.reshape(BATCH, QUERIES, HEADS, SIZE) for x in SELF]
     expected = compare("MultiHeadAttention", SELF, domain=MICROSOFT, num_heads=HEADS)
     for inputs in ([np.stack(apart, 3)], [SELF[0], np.stack(apart[1:], 3)]):
@@ -170,7 +170,7 @@ def test_group_query_attention(name: str) -> None:
     got, expected = evaluated(model, feeds), run(model, feeds)
     for number, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.shape == b.shape
-        for row, length in enumerate(lengths):  # what stands behind a row's tokens is anybody's
+        for row, length in enumerate(lengths):  # Values after the tokens of a row are undefined.
             tokens = min(queries, length) if number in (0, 3) else length
             x, y = (value[row, :tokens] if number == 0 else value[row, :, :tokens] for value in (a, b))
             np.testing.assert_allclose(x, y, rtol=3e-6, atol=3e-6)
@@ -181,7 +181,7 @@ def test_group_query_attention(name: str) -> None:
     [("do_rotary", 0), ("local_window_size", 4), ("softcap", 0.7), ("scale", 0.3), ("rotary_interleaved", 1)],
 )
 def test_an_ignored_attribute_is_noticed(key: str, wrong: float) -> None:
-    """Planted fault: the runtime's numbers with one attribute, the evaluator's with another."""
+    """Plants a fault: the runtime has one value of an attribute and the evaluator another."""
     options = {"do_rotary": 1, "local_window_size": 2, "softcap": 0.5, "scale": 0.8, "rotary_interleaved": 0}
     model, feeds = grouped(5, [5, 5], **options)
     expected = run(model, feeds)
@@ -292,7 +292,8 @@ def test_products_with_weights_of_few_bits(width: int, block: int, zeros: str) -
 
 @pytest.mark.parametrize("level", [0, 1, 4])
 def test_features_of_8_bits_where_the_file_asks_for_them(level: int) -> None:
-    """The honest evaluation has so many digits, float64 all; 70 features are blocks of 32, 32 and 6."""
+    """In the file's dtypes, features are rounded to 8 bits; in float64 they are exact. 70 features are blocks of 32, 32
+    and 6."""
     rows, columns, block = 70, 6, 32
     x, packed, scales = normal(3, rows), bytes_(columns, 3, 16), np.abs(normal(columns, 3)) * 0.1
     domains = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]

@@ -1,4 +1,4 @@
-"""Forms of operators that onnx's vectors don't use (older opsets, sequences), against ONNX Runtime."""
+"""Forms of operators that onnx's test vectors do not use (older opsets, sequences), against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_range_has_as_many_numbers_as_in_a_runtime() -> None:
 
 @pytest.mark.parametrize("kind", [TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4])
 def test_quantised_types(kind: int) -> None:
-    """Saturation is that of the zero point's type, also where it has 4 bits."""
+    """Values saturate to the range of the zero point's type, also with 4 bits."""
     x = np.array([-9e3, -0.75, -0.26, 0.0, 0.25, 0.74, 9e3], np.float32)
     zero = helper.make_tensor("zero", kind, [], [3])
     nodes = [

@@ -22,7 +22,7 @@ def normal(*shape: int) -> Array:
 
 
 def numbers(query_heads: int, heads: int, decay: int | None, beta: bool, past: bool = True) -> list[Array | None]:
-    """Inputs of LinearAttention, with a decay of so many numbers for each token."""
+    """Inputs of LinearAttention; `decay` is the number of decay values of each token."""
     key_heads = min(query_heads, heads)
     keys = normal(BATCH, TOKENS, key_heads, SIZE)
     keys /= np.linalg.norm(keys, axis=-1, keepdims=True)

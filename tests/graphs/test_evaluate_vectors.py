@@ -1,4 +1,4 @@
-"""The evaluator against the vectors of single operators that come with onnx, in float64 and in their own dtypes."""
+"""The evaluator against onnx's test vectors of single operators, in float64 and in their own dtypes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WIDE = {
 }
 NARROW = {r"FLOAT4E2M1|float4e2m1": "torch has no float4", r"_expanded": "function bodies are tried in float64"}
 ROUNDED = ("averagepool_2d_ceil_last_window", "gridsample_bicubic", "roialign_aligned")
-"""Vectors that are written with four decimals."""
+"""Vectors with only four decimals."""
 
 UNTRIED = {"ConcatFromSequence", "Optional", "SequenceAt", "SequenceConstruct", "SequenceErase", "GlobalLpPool"}
 UNTRIED |= {"SimplifiedLayerNormalization"}
-"""Kernels of the standard's domain that no vector uses: test_evaluate_kernels and test_evaluate_contrib try them."""
+"""Kernels of the standard domain without a vector: test_evaluate_kernels and test_evaluate_contrib test them."""
 
 
 def reason_to_skip(name: str, wide: bool) -> str:
@@ -43,7 +43,7 @@ def reason_to_skip(name: str, wide: bool) -> str:
 
 @functools.cache
 def outcomes(wide: bool) -> dict[str, str]:
-    """What is wrong with each vector, by name; those in function bodies are not run in their own dtypes."""
+    """What is wrong with each vector, by name; vectors of function bodies run only in float64."""
     found = {}
     for name, case in onnx_vectors.cases().items():
         if wide or not name.endswith("_expanded"):
@@ -71,7 +71,7 @@ def test_nothing_is_skipped_without_need(wide: bool) -> None:
 
 
 def vectors_of(operator: str) -> list[Any]:
-    """Those that use an operator, the ones of few nodes first."""
+    """The vectors that use an operator, those with few nodes first."""
     cases = sorted(onnx_vectors.cases().values(), key=lambda case: len(case.model.graph.node))
     return [case for case in cases if any(node.op_type == operator for node in case.model.graph.node)]
 
@@ -91,7 +91,7 @@ def disturbed(value: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever kernel gives a little more than it should, a vector of its operator fails."""
+    """If any kernel returns slightly too large values, a vector of its operator fails."""
     unnoticed = set()
     for operator in sorted(name for domain, name in KERNELS if not domain):
         right = KERNELS["", operator]

@@ -1,7 +1,7 @@
-"""Operators written out in standard ones give what the operators themselves give, in float64.
+"""Operators that are expanded into standard operators give the same results in float64.
 
-The oracle is the evaluator's own kernel of each operator, which was written from its specification apart from the
-expansions, and which is compared with onnx's vectors and with ONNX Runtime elsewhere.
+The oracle is the evaluator's kernel of each operator. The kernels were written from the specification, independently of
+the expansions; other tests compare them with onnx's vectors and with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PACKED: dict[str, tuple[list[Any], dict[str, Any], int]] = {
         2,
     ),
 }
-"""com.microsoft Attention, which projects what it reads."""
+"""Cases of com.microsoft Attention, which projects its input."""
 
 CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
     "plain": ("", "Attention", arrays(*FLAT), BY_HEADS, 1),
@@ -191,7 +191,7 @@ SHORTER: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
     "shorter": ("", "Attention", [*arrays(*FLAT), MASK[:, : S - 1]], BY_HEADS, 1),
     "shorter behind a cache": ("", "Attention", [*arrays(*FLAT), bias(S, S), *arrays(*PAST)], BY_HEADS, 3),
 }
-"""Masks that hide the keys that they don't reach."""
+"""Masks that are shorter than the keys and hide the rest."""
 
 
 def model_of(domain: str, kind: str, inputs: list[Any], attributes: dict[str, Any], outputs: int) -> ir.Model:
@@ -241,7 +241,7 @@ def test_an_operator_written_out_is_the_same_function(name: str) -> None:
     ],
 )
 def test_another_attribute_is_another_function(name: str, change: dict[str, Any]) -> None:
-    """So that the comparison above can fail."""
+    """Shows that the comparison above can fail."""
     domain, kind, inputs, attributes, outputs = CASES[name]
     given = {f"x{index}": torch.from_numpy(array) for index, array in enumerate(inputs) if array is not None}
     expected = Evaluator(model_of(*CASES[name])).run(given)["y0"]

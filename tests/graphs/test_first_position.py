@@ -1,6 +1,6 @@
-"""Files that take the position of each row's first new token alone are tried on prompts and chunks too.
+"""Files that take only the position of each row's first new token are tested on prompts and chunks too.
 
-The files are posexport's own exports with consecutive positions, without a word about it.
+The files are posexport's own exports with consecutive positions, without their metadata.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_attention_is_causal_and_is_written_as_an_operator() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("causal", "state"), [(False, FAILED), pytest.param(True, PASSED, marks=pytest.mark.slow)])
 def test_a_prompt_that_sees_what_comes_later_fails(causal: bool, state: str, tmp_path: Path) -> None:
-    """As one token at a time, nothing is wrong with it."""
+    """With one token at a time, the fault would not show."""
     truth = foreign(tmp_path, "truth", spec_of("rope"), "native")
     foreign(tmp_path, "other", spec_of("rope", causal=causal), "decomposed")
     report = verify([tmp_path / "other.onnx"], runtimes={"ort-cpu": RUNTIMES["ort-cpu"]}, against=truth)

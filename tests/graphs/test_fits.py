@@ -1,4 +1,4 @@
-"""Frequencies and biases as parameters, against the formulas of transformers and of papers."""
+"""Parameters that are fitted to frequencies and biases, against the formulas of transformers and of papers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def made(dim: int, parameters: dict[str, Any]) -> tuple[Array, float]:
-    """Frequencies in float32 and the factor on cosines, by transformers."""
+    """The frequencies in float32 and the factor on cosines that transformers computes."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -40,7 +40,7 @@ def made(dim: int, parameters: dict[str, Any]) -> tuple[Array, float]:
 
 
 def turning(frequencies: Array, amplitude: float = 1.0, **more: Any) -> Turning:
-    """What an exact measurement gives."""
+    """The result of an exact measurement of these frequencies."""
     return Turning(
         frequencies=np.atleast_2d(frequencies), amplitude=amplitude, spread=1e-16, reach=32767, inputs=True, **more
     )
@@ -82,14 +82,14 @@ def test_parameters_come_back_from_the_frequencies_of_transformers(parameters: d
 @pytest.mark.parametrize("dim", [8, 16, 32])
 @pytest.mark.parametrize("parameters", ROPES, ids=lambda one: " ".join(f"{key}={one[key]}" for key in one))
 def test_few_pairs_get_parameters_of_the_same_function_or_none(parameters: dict[str, Any], dim: int) -> None:
-    """Several parameters may give the same few frequencies; those that are named give them."""
+    """Several sets of parameters may give the same few frequencies. The returned set must give them."""
     given = dict(parameters)
     if given.get("scaling") == "llama3":
         given |= {"low_freq_factor": 1.0, "high_freq_factor": given.get("high_freq_factor", 4.0)}
     frequencies, amplitude = made(dim, given)
     found = rope_parameters(turning(frequencies, amplitude))
     if found is None:
-        assert dim == 8  # three pairs beside the first tell too little of five parameters
+        assert dim == 8  # Three pairs after the first are too few for five parameters.
         return
     again = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **found} if found.get("scaling") == "llama3" else found
     if "scaling" not in again:
@@ -155,7 +155,7 @@ HALF, PER_AXIS = Pairs(interleaved=False, runs=(16,)), Pairs(interleaved=False, 
 
 
 def on_axes(order: str, runs: list[Array]) -> Array:
-    """[axes, P] of runs of frequencies one after the other, each for an axis."""
+    """Frequencies [axes, P] from runs of frequencies, one after the other, each for one axis."""
     matrix = np.zeros((len(order), sum(map(len, runs))))
     start = 0
     for axis, run in zip(order, runs, strict=True):
@@ -191,7 +191,7 @@ def test_three_axes_of_one_list_are_sections_of_mrope() -> None:
 
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7), (14, 16)])
 def test_centres_of_patches_on_a_grid(grid: tuple[int, int]) -> None:
-    """DINOv3's angles, written as its code writes them: of small grids they turn by more than a half."""
+    """The angles of DINOv3, computed as in its code. On small grids, neighbours differ by more than half a turn."""
     rows, columns = grid
     periods = 100.0 ** (2 * np.arange(4) / 8)
     centres = [2 * ((np.arange(size) + 0.5) / size) - 1 for size in grid]
@@ -230,7 +230,7 @@ def test_alibi_slopes() -> None:
 
 
 def t5_bias(num_buckets: int, max_distance: int, causal: bool) -> tuple[Array, Array]:
-    """By the buckets of transformers."""
+    """A T5 bias with the buckets of transformers."""
     from transformers.models.t5.modeling_t5 import T5Attention
 
     table = np.random.default_rng(0).standard_normal((num_buckets, 4))

@@ -1,4 +1,4 @@
-"""Functions of a file: their bodies take the place of their calls, unless they mean something else there."""
+"""Functions of a file: their bodies replace their calls, unless this changes the meaning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def soft(opset: int, body: str = "b = Softmax (a)", domains: str = "") -> str:
 
 
 def test_a_function_of_another_opset_stays_a_call() -> None:
-    """Softmax was over all axes from the second on before opset 13."""
+    """Before opset 13, Softmax was over all axes from the second on."""
     model = inlined(model_of(CALL, soft(11)))
     assert [node.op_type for node in model.graph] == ["soft"]
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
@@ -51,7 +51,7 @@ def test_a_function_of_operators_that_did_not_change_is_put_in_place(domains: st
 
 
 def test_what_a_function_that_stays_calls_stays_too() -> None:
-    """It would be in an opset that is not its own."""
+    """Inlined, it would be in another opset than its own."""
     inner = '<domain: "own", opset_import: ["": 18]> inner (a) => (b) { b = Softmax (a) }'
     outer = soft(11, "c = Softmax (a) b = own.inner (c)", ', "own": 1')
     model = inlined(model_of(CALL.replace("y = own", "z = own.inner (hidden_states) y = own"), f"{outer} {inner}"))
@@ -84,7 +84,7 @@ def test_wrong_calls_are_one_sentence(name: str) -> None:
 
 
 def with_a_function() -> onnx.ModelProto:
-    """Attention, and more of it in a function of another opset."""
+    """Attention in the graph, and attention in a function of another opset."""
     model = attention()
     body = "c = Transpose <perm = [0, 2, 1]> (a) s = MatMul (a, c) w = Softmax <axis = 2> (s) b = MatMul (w, a)"
     text = onnx.parser.parse_model(f"{HEAD} {CALL} {soft(11, body)}")

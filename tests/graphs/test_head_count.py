@@ -1,6 +1,6 @@
-"""Heads that stand on one axis with rows and windows: as many as come from the features of one token.
+"""Heads that share one axis with rows and windows: their number is the number of heads of one token.
 
-The oracle are the numbers with which the graphs are written.
+The oracle is the number with which each graph is written.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ def finished(g: Writer, output: str, shape: list[Any]) -> onnx.ModelProto:
 
 
 def attended(g: Writer, q: str, k: str, v: str) -> str:
-    """Attention of three axes."""
+    """Attention with three axes."""
     scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 2, 1])), g.floats(SIZE**-0.5))
     return g.op("MatMul", g.op("Softmax", scores, axis=-1), v)
 
 
 def windows(heads: int, *, windowed: bool = True, norm: bool = False, late: bool = False) -> onnx.ModelProto:
-    """An image [batch, SIDE, SIDE, heads * SIZE] in windows; rows, windows and heads are one axis, as in SAM. With
-    `late` the windows are cut behind the projection, with `norm` queries are normed by head."""
+    """Attention over an image [batch, SIDE, SIDE, heads * SIZE] in windows, as in SAM.
+
+    Rows, windows and heads share one axis. With `late`, the image is split into windows after the projection. With
+    `norm`, the queries of each head are normalised.
+    """
     g, rng, width = Writer(), np.random.default_rng(0), heads * SIZE
     x = g.input("features", TensorProto.FLOAT, "batch", SIDE, SIDE, width)
     size, count = (WINDOW, SIDE // WINDOW) if windowed else (SIDE, 1)
@@ -72,8 +75,10 @@ def test_windows_are_no_heads(heads: int, options: dict[str, bool]) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_heads_that_share_their_weights_are_counted(early: bool) -> None:
-    """The features of a token are given to heads before one weight projects those of each; `early` has the axis of
-    heads before that of tokens when it does."""
+    """Features are split into heads before one weight projects each head.
+
+    With `early`, the axis of heads comes before that of tokens at the projection.
+    """
     g, rng, heads, length = Writer(), np.random.default_rng(0), 3, 5
     x = g.input("features", TensorProto.FLOAT, "batch", length, heads * SIZE)
     x = g.op("Reshape", x, g.const([0, 0, heads, SIZE]))
@@ -91,7 +96,7 @@ def test_heads_that_share_their_weights_are_counted(early: bool) -> None:
 
 
 def test_what_tells_no_number_of_heads_is_said_to_be_unknown() -> None:
-    """Features that are a product of features come from no token alone."""
+    """A product of features does not come from a single token."""
     g = Writer()
     x = g.input("features", TensorProto.FLOAT, "batch", 5, SIZE)
     mixed = g.op("MatMul", g.op("MatMul", x, g.op("Transpose", x, perm=[0, 2, 1])), x)
@@ -105,7 +110,7 @@ def test_what_tells_no_number_of_heads_is_said_to_be_unknown() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_heads_before_the_only_row_are_not_called_one(batch: int) -> None:
-    """[N, B, S, D] with one row: what looks like rows are heads."""
+    """Heads are [N, B, S, D] with one row, so the axis that looks like rows is that of heads."""
     g, rng = Writer(), np.random.default_rng(0)
     x, heads = g.input("features", TensorProto.FLOAT, batch, "seq", 3 * SIZE), 3
     sides = []

@@ -1,4 +1,4 @@
-"""What any file holds, found out in a child process: roles, attention, and reasons why it was not looked for."""
+"""Inspection of any file in a child process: roles, attention, and reasons why attention was not searched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FREQUENCIES = 10_000.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
 
 
 def saved(folder: Path, model: onnx.ModelProto | None = None) -> GraphFile:
-    """A file with this graph, by default that of a decoder's layer."""
+    """A file with this graph; by default a decoder of one layer."""
     whole = attention(rotate=rotation(FREQUENCIES), add=[visible()], cached=True)
     path = folder / "graph.onnx"
     path.write_bytes((whole if model is None else model).SerializeToString())
@@ -68,7 +68,7 @@ def test_a_process_that_ends_is_a_reason(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def with_strange_input() -> onnx.ModelProto:
-    """A decoder's layer that also takes whole numbers of which nothing is known."""
+    """A decoder of one layer with an extra integer input of unknown meaning."""
     model = attention(add=[visible()])
     model.graph.input.append(helper.make_tensor_value_info("xyz", TensorProto.INT64, ("batch", 7, 3)))
     model.graph.node.append(helper.make_node("ReduceSum", ["xyz"], ["sum"], keepdims=0))
@@ -126,7 +126,7 @@ def test_a_file_without_attention_needs_no_roles(tmp_path: Path) -> None:
 
 
 def test_profiles_have_the_names_of_artifacts(tmp_path: Path) -> None:
-    """The file calls its dimensions otherwise, and both caches differently."""
+    """The file has other names for its dimensions, and a different one for each cache."""
     model = attention(rotate=rotation(FREQUENCIES), add=[visible()], cached=True)
     for value, name in zip(model.graph.input, ("n", "n", "p1", "p2"), strict=True):
         for dim in value.type.tensor_type.shape.dim:
@@ -162,7 +162,7 @@ def test_without_roles_dimensions_have_the_names_of_the_file(tmp_path: Path) -> 
 
 
 def test_calls_are_kept_while_bodies_take_their_places() -> None:
-    """Else a new node may be where a call was in memory, and is taken for it."""
+    """Otherwise, a new node could get the memory address of a deleted call and be mistaken for it."""
     spec = read_spec({"encoding": {"name": "rope"}, "hidden_size": 32, "num_heads": 2, "layers": 2})
     model = export(spec, seeded_weights(spec, 0), form="function")
     calls = {node for node in model.graph if node.op_identifier() in model.functions}

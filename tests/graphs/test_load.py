@@ -1,4 +1,4 @@
-"""Files whose nodes are in no order, or whose graph is none."""
+"""Files with unsorted nodes, or without a valid graph."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_nodes_come_in_the_order_that_onnx_asks_for(tmp_path: Path) -> None:
 
 
 def test_weights_of_functions_lie_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in the working folder, in which another file has their name."""
+    """They are not read from the working folder, which has another file with the same name."""
     for folder, number in (("beside", 3), ("working", 9)):
         (tmp_path / folder).mkdir()
         np.full(4, number, np.float32).tofile(tmp_path / folder / "w.bin")

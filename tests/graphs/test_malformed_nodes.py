@@ -1,4 +1,4 @@
-"""Nodes without what their operators need, behind the inputs of a graph: inputs have their roles, or one sentence."""
+"""Nodes with missing operands after the inputs of a graph: inputs get roles, or there is one error message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLES = {"input_ids": "token_ids", "attention_mask": "attention_mask", "position
 
 
 def with_node(kind: str, *inputs: str, domain: str = "", **attributes: Any) -> onnx.ModelProto:
-    """A decoder with a node more, which nobody reads."""
+    """A decoder with an additional node that nothing reads."""
     model = decoder(cache=False)
     model.graph.node.append(helper.make_node(kind, inputs, ["more"], domain=domain, **attributes))
     return model

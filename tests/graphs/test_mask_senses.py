@@ -1,5 +1,7 @@
-"""Masks that hide where they are true, and masks that are the same for all queries: they are drawn as the graph means
-them, at more than one token."""
+"""Masks that hide keys where they are true, and masks that are equal for all queries.
+
+They are drawn in the sense of the graph, with more than one token.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_what_a_truth_value_does(name: str) -> None:
 
 
 def masked(how: str, *shape: int | str, causal: bool = False) -> onnx.ModelProto:
-    """An encoder whose mask has this shape."""
+    """An encoder with a mask of this shape."""
     g = Graph()
 
     def heads(part: str) -> str:
@@ -106,7 +108,7 @@ def test_attention_is_described_and_rewritten(
 
 
 def test_a_planted_mask_of_later_keys_is_seen() -> None:
-    """It changes nothing at one token, the only length at which such graphs were tried."""
+    """With one token, this mask has no effect."""
     one, other = (ir.from_proto(masked("added", *SHAPES[0], causal=causal)) for causal in (False, True))
     evidence = whole_evidence(one, other, list(drawn(masked("added", *SHAPES[0]))))
     assert evidence.problem is not None

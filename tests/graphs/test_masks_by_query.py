@@ -1,4 +1,4 @@
-"""Inputs with a mask for each query are named by what they do, whether an operator or a Where reads them."""
+"""Inputs with a mask for each query are named by their effect, whether an operator or a Where reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs whose names say less than they seem to: pictures called masks, series called past, inputs without a rank."""
+"""Inputs with misleading names: images called masks, series called past; and inputs without a rank."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PICTURE: list[int | str] = [1, 1, 256, 256]
 
 
 def read_by(kind: str, folder: Path, shape: list[int | str], name: str = "mask_input") -> GraphFile:
-    """A graph in which an operator reads an input behind a Cast."""
+    """A graph in which an operator reads an input after a Cast."""
     nodes = [helper.make_node("Cast", [name], ["cast"], to=TensorProto.FLOAT)]
     nodes.append(helper.make_node(kind, ["cast", "weight"], ["result"]))
     return graph_of(folder, {name: (shape, "fp32")}, nodes=nodes, weights={"weight": np.ones((4, 1, 2, 2), np.float32)})
 
 
 def test_a_mask_that_is_drawn_on_a_picture_is_a_picture(tmp_path: Path) -> None:
-    """As the decoder of SAM takes it; what is added to scores is none."""
+    """SAM's decoder takes such a mask image. A mask that is added to scores is not an image."""
     assert roles_of(read_by("Conv", tmp_path, PICTURE))["mask_input"].kind == "images"
     assert roles_of(read_by("Add", tmp_path, ["batch", 1, "seq", "seq"]))["mask_input"].kind == "attention_mask"
 
@@ -44,7 +44,7 @@ SERIES = {
 
 @pytest.mark.parametrize("name", SERIES)
 def test_series_are_no_caches(name: str, tmp_path: Path) -> None:
-    """As PatchTST, Informer and TimeSeriesTransformer call them."""
+    """PatchTST, Informer and TimeSeriesTransformer use these names."""
     assert roles_of(graph_of(tmp_path, {name: (["batch", "length", 3], "fp32")}))[name].kind == SERIES[name]
 
 
@@ -54,7 +54,7 @@ def test_caches_of_all_layers_may_have_the_name_of_a_series(tmp_path: Path) -> N
 
 
 def without_rank(name: str, *, sequence: bool = False) -> onnx.ModelProto:
-    """A graph with attention and one more input of which no number of dimensions is known."""
+    """A graph with attention and one more input with an unknown number of dimensions."""
     model = attention(add=[visible()])
     info = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
     if sequence:
@@ -69,7 +69,7 @@ def without_rank(name: str, *, sequence: bool = False) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", ["xyz", "input_features", "past_length"])
 @pytest.mark.parametrize("given", [False, True])
 def test_inputs_without_a_rank_are_said_to_have_none(name: str, given: bool, tmp_path: Path) -> None:
-    """No role helps there, so none is asked for."""
+    """A role would not help, so the message does not ask for one."""
     path = tmp_path / "graph.onnx"
     path.write_bytes(without_rank(name).SerializeToString())
     found = inspected(read_graph(path), {name: "features"} if given else {})

@@ -1,5 +1,7 @@
-"""Attention is said to have no encoding only where the order of tokens was tried; positions inside of ONNX Runtime's
-operators are read."""
+"""Attention is described as without an encoding only if the order of tokens was tested.
+
+Positions inside com.microsoft operators are found.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ WIDTH, ROWS, WORDS = HEADS * SIZE, 40, 50
 Array = np.ndarray[Any, Any]
 
 Stem = Callable[[Writer], str]
-"""What makes the features [batch, seq, WIDTH] of the attention."""
+"""Makes the features [batch, seq, WIDTH] of the attention."""
 
 
 def encoder(stem: Stem, layers: int = 1) -> onnx.ModelProto:
-    """Attention with a residual behind a stem."""
+    """Layers of attention with a residual after a stem."""
     g, rng = Writer(), np.random.default_rng(3)
     x = stem(g)
     for _ in range(layers):
@@ -52,7 +54,10 @@ def named(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def embed_layer_norm(table: Array, places: str | int | None = None) -> Stem:
-    """com.microsoft EmbedLayerNormalization with this table of positions, which are an input, one place or counted."""
+    """com.microsoft EmbedLayerNormalization with a table of positions.
+
+    The positions are the input `places`, the number `places` for all tokens, or by default counted by the operator.
+    """
 
     def stem(g: Writer) -> str:
         ids = g.input("input_ids", TensorProto.INT32, "batch", "seq")
@@ -73,7 +78,7 @@ def embed_layer_norm(table: Array, places: str | int | None = None) -> Stem:
 
 
 def skip_layer_norm(table: Array, operator: str) -> Stem:
-    """Words and rows of a table that are added inside of a norm."""
+    """An operator that adds words and rows of a table of positions and normalises the sum."""
 
     def stem(g: Writer) -> str:
         ids = g.input("input_ids", TensorProto.INT64, "batch", "seq")
@@ -90,7 +95,7 @@ def features(g: Writer) -> str:
 
 
 def mixed(g: Writer) -> str:
-    """Features of which each token's neighbours are a part."""
+    """Features that a convolution mixes with those of neighbouring tokens."""
     weight = g.floats(np.random.default_rng(2).standard_normal((WIDTH, 1, 3)))
     turned = g.op("Transpose", features(g), perm=[0, 2, 1])
     return g.op("Transpose", g.op("Conv", turned, weight, group=WIDTH, pads=[1, 1]), perm=[0, 2, 1])
@@ -130,7 +135,7 @@ def test_order_that_acts_by_no_encoding_is_unknown() -> None:
 
 
 def by_inputs(g: Writer, heads: str, queries: bool) -> str:
-    """Turned by cosines and sines that are inputs."""
+    """Rotates heads by cosines and sines that are inputs."""
     cos, sin = (g.op("Unsqueeze", g.input(name, g.type, "batch", "seq", SIZE), g.const([1])) for name in ("cos", "sin"))
     ends = g.const([0]), g.const([SIZE // 2]), g.const([SIZE]), g.const([-1])
     first, second = (g.op("Slice", heads, *pair, ends[3]) for pair in (ends[:2], ends[1:3]))

@@ -1,4 +1,4 @@
-"""Features whose dimensions have names that say nothing: the products of attention tell tokens from rows.
+"""Features whose dimensions have meaningless names: the products of attention distinguish tokens from rows.
 
 scores [rows * HEADS, tokens, tokens] = queries keys,   features [tokens, rows, WIDTH] or [rows, tokens, WIDTH]
 """
@@ -21,7 +21,7 @@ WIDTH = HEADS * SIZE
 
 
 def encoder(dims: tuple[str | None, str | None], *, tokens_first: bool, table: int = 0) -> onnx.ModelProto:
-    """One attention, after the rows of a table of 2 or 3 axes are added to the tokens where `table` says so."""
+    """One attention. If `table` is 2 or 3, the graph first adds a position table with so many axes to the tokens."""
     g, rng = Writer(), np.random.default_rng(0)
     order = [1, 0, 2] if tokens_first else [0, 1, 2]
     x, tokens = "hidden_states", 0 if tokens_first else 1
@@ -87,6 +87,6 @@ def test_a_sum_adds_positions_too() -> None:
 
 @pytest.mark.parametrize("size", [8, 96, 128])
 def test_fourth_roots_of_sizes_are_numbers(size: int) -> None:
-    """torch multiplies queries and keys by the root of 1 / sqrt(size) each, and TorchScript computes it at run time."""
+    """torch multiplies queries and keys by the root of 1 / sqrt(size), which TorchScript computes at run time."""
     assert snapped((1 / size) ** 0.25) == pytest.approx((1 / size) ** 0.25, rel=1e-15)
     assert snapped((1 / size) ** 0.25 * (1 + 1e-9)) is None

@@ -1,4 +1,4 @@
-"""Softmaxes and attention of other domains are named with their reason, and never as "no attention"."""
+"""Softmaxes and attention of other domains are reported with a reason, never as "no attention"."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_softmax_of_another_domain_that_weighs_nothing_is_no_attention(tmp_pat
 
 
 def plugin(operator: str, *, is_function: bool = False) -> onnx.ModelProto:
-    """One operator that reads queries, keys and values; as a function it adds the first two."""
+    """One operator on queries, keys and values; with `is_function`, a function that adds the first two."""
     names, shape = ["hidden_states", "keys", "values"], ["batch", "seq", 16]
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
     output = helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)
@@ -66,7 +66,7 @@ def test_attention_of_plugins_has_a_reason(operator: str, tmp_path: Path) -> Non
 
 
 def test_a_function_of_the_model_is_what_it_computes(tmp_path: Path) -> None:
-    """Its name says nothing."""
+    """The name of a function does not matter."""
     found = found_in(plugin("FlashAttention2", is_function=True), tmp_path)
     assert not found.attentions and found.reason is None
 

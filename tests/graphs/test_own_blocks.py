@@ -1,6 +1,6 @@
-"""Blocks of every encoding, exported without a word about it: what is said of them must be their spec.
+"""Blocks of every encoding, exported without metadata: their descriptions must agree with their specs.
 
-The block, its export and the spec are posexport's own and older than what is tested here, which sees only the graph.
+The block, its export and the spec come from other parts of posexport. The tested code sees only the graph.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ NO_NAME: list[dict[str, Any]] = [
 
 
 def said_of(encoding: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """What is said of the attention of a block with this encoding, whose metadata are gone."""
+    """The description of the attention of an exported block with this encoding, without its metadata."""
     block = {"hidden_size": 64, "num_heads": 4, **options}
     if encoding["name"] in ("xpos", "cope"):
         block["causal"] = True

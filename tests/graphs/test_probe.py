@@ -1,4 +1,4 @@
-"""What a probe keeps of a graph of fixed sizes, whose scores are large in every layer: no more for more layers."""
+"""The memory that a probe keeps for a graph of fixed sizes with large scores: it does not grow with the layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = 48
 
 
 def encoder(layers: int) -> onnx.ModelProto:
-    """Layers of attention over TOKENS tokens, as those of an image of a fixed size."""
+    """Layers of attention over TOKENS tokens, as for an image of a fixed size."""
     g = Graph()
     x = "hidden_states"
     for layer in range(layers):
@@ -50,7 +50,7 @@ def encoder(layers: int) -> onnx.ModelProto:
 
 
 def held(view: View) -> int:
-    """The bytes of numbers that a probe keeps."""
+    """The bytes of all tensors that a probe keeps."""
     tensors = (value for value in view.probe.values.values() if not value.is_meta)
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
@@ -78,7 +78,7 @@ def test_numbers_that_are_not_kept_are_computed_again() -> None:
 
 
 def _behind(view: View, value: ir.Value) -> list[ir.Node]:
-    """The nodes that are computed from a value."""
+    """The nodes that depend on a value."""
     behind = {value}
     for node in view.flow.graph:
         if any(one in behind for one in node.inputs):
@@ -87,7 +87,7 @@ def _behind(view: View, value: ir.Value) -> list[ir.Node]:
 
 
 def _with_weights(model: onnx.ModelProto, view: View, weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The output where the second layer has these weights, in onnx's own evaluator."""
+    """The output with these attention weights in the second layer, by onnx's reference evaluator."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     (softmax,) = (node for node in changed.graph.node if node.output[0] == "attention_1")

@@ -1,4 +1,4 @@
-"""Dimensions of different lengths to which a file gives one name, as some exporters do: the name is none."""
+"""Dimensions of different lengths with the same name, as some exporters write them: the name is ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posexport.rewrite.rewriter import REWRITTEN
 
 
 def renamed(model: onnx.ModelProto, names: dict[str, str], default: str | None = None) -> onnx.ModelProto:
-    """A graph whose dimensions have other names; those without one `default`, or their own."""
+    """A graph with renamed dimensions. Names that are not in `names` become `default`, or stay if it is None."""
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
@@ -43,7 +43,7 @@ def test_what_is_said_is_what_is_said_of_proper_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ONE_NAME)
 def test_inputs_have_lengths_of_their_own(name: str) -> None:
-    """No statement is made of equal lengths alone."""
+    """Equal names must not lead to equal lengths."""
     view = view_of(ir.from_proto(renamed(decoder(), **ONE_NAME[name])))
     shapes = {key: array.shape for key, array in view.inputs.arrays.items()}
     assert shapes["input_ids"] == (3, 5) and shapes["past_key_values.0.key"] == (3, 2, 7, 8)
@@ -97,7 +97,7 @@ def test_placeholders_are_no_names(name: str) -> None:
 
 
 def test_outputs_agree_with_any_length_of_a_name() -> None:
-    """Whether a graph mixes rows and tokens is told by names of one length."""
+    """Only names with one length tell whether a graph mixes rows and tokens."""
     inputs, outputs = {"x": (("n", "n"), "fp32")}, {"y": (("n",), "fp32")}
     assert agree(inputs, outputs, {"x": (2, 5)}, {"y": (5,)}) and agree(inputs, outputs, {"x": (2, 5)}, {"y": (2,)})
     assert not agree(inputs, outputs, {"x": (2, 5)}, {"y": (10,)})

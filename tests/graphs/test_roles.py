@@ -186,12 +186,12 @@ def test_names_and_shapes_tell_roles_and_axes(name: str, tmp_path: Path) -> None
 
 
 def test_an_axis_of_rows_and_heads_is_a_multiple_of_the_rows(tmp_path: Path) -> None:
-    """As torch names it where a model caches keys as [rows*heads, size, tokens], as BLOOM did."""
+    """torch uses such a name if a model caches keys as [rows*heads, size, tokens], as BLOOM did."""
     signature: Signature = {
         "hidden_states": (["s7", "s2", 32], "fp32"),
         "past_key_values.0.key": (["4*s7", 8, "s5"], "fp32"),
         "past_key_values.0.value": (["4*s7", "s5", 8], "fp32"),
-        "other": (["3*foo", "s9", 2], "fp32"),  # of a name that nothing has
+        "other": (["3*foo", "s9", 2], "fp32"),  # a name that no other dimension has
     }
     roles = roles_of(graph_of(tmp_path, signature))
     axes = {name: role.axes for name, role in roles.items()}
@@ -204,7 +204,7 @@ def test_an_axis_of_rows_and_heads_is_a_multiple_of_the_rows(tmp_path: Path) -> 
 
 
 def test_a_multiple_of_thousands_of_digits_is_none() -> None:
-    """Python makes no number of them."""
+    """Python refuses to convert them to an int."""
     assert multiple_of("12*s7") == (12, "s7")
     assert multiple_of(f"{'9' * 5000}*s7") is None
 
@@ -217,7 +217,9 @@ def test_a_cache_that_comes_out_as_long_is_written_into(tmp_path: Path, name: st
     assert roles_of(graph_of(tmp_path, signature, present, nodes))["past_key.0"].axes == ("batch", 2, "slots", 4)
     grown: Signature = {name: (["b", 2, 20, 4], "fp32")}
     assert roles_of(graph_of(tmp_path, signature, grown, nodes))["past_key.0"].axes == ("batch", 2, "past", 4)
-    joined = [helper.make_node("Concat", ["past_key.0", "past_key.0"], [name], axis=2)]  # whatever its length is called
+    joined = [
+        helper.make_node("Concat", ["past_key.0", "past_key.0"], [name], axis=2)
+    ]  # whatever the name of its length
     assert roles_of(graph_of(tmp_path, signature, present, joined))["past_key.0"].axes == ("batch", 2, "past", 4)
 
 

@@ -1,4 +1,4 @@
-"""Roundings that are part of a model: float64 keeps them where nothing but whole numbers and constants is rounded."""
+"""Roundings that are part of a model: float64 keeps them if only integers and constants are rounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = np.arange(1, 600, 7, dtype=np.int64)
 X = np.linspace(0.1, 3.0, len(IDS), dtype=np.float32)
 SLOPE = np.float32(0.3)
 ROUNDED = 2.0**-8
-"""What a rounding to bfloat16 may move a number by, as a part of it."""
+"""The largest relative error of a rounding to bfloat16."""
 
 
 def evaluated(folder: Path, nodes: str, inputs: str, arrays: Arrays, weights: str = "float slope = {0.3}") -> Arrays:
@@ -31,9 +31,9 @@ def evaluated(folder: Path, nodes: str, inputs: str, arrays: Arrays, weights: st
 
 
 def moved(value: np.ndarray, exact: np.ndarray) -> bool:
-    """Whether a value is off by what bfloat16 rounds away, and by no more."""
+    """Whether the error of a value is that of a rounding to bfloat16; asserts that it is not larger."""
     off = np.abs(value - exact) / np.abs(exact)
-    assert off.max() < 2.1 * ROUNDED  # a factor and the product may both be rounded
+    assert off.max() < 2.1 * ROUNDED  # Both a factor and the product may be rounded.
     return bool(off.max() > ROUNDED / 8)
 
 

@@ -1,4 +1,4 @@
-"""Features of two axes, as patches of a picture: the first is that of tokens where attention says so, not its name."""
+"""Features with two axes, as patches of an image: the attention decides whether the first is tokens, not its name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from posexport.verify.graph.subject import read_file, read_subject
 
 
 def patches(dim: str, rows: bool = False, x: str = "x") -> onnx.ModelProto:
-    """Attention of `dim` patches `x` to each other, or, with `rows`, of the heads of each row."""
+    """Attention between `dim` patches `x`, or with `rows` between the heads of each row."""
     g = Graph()
     perm = [0, 1, 2] if rows else [1, 0, 2]
 
@@ -78,7 +78,7 @@ def test_all_commands_read_the_same_axes(rows: bool, tmp_path: Path, monkeypatch
     )
     found = [axes_in(reader, path) for reader in ("verify", "bench", "package")]
     assert found == [(AXES["n", rows], HIDDEN)] * 3
-    assert len(asked) == 1  # the graph is evaluated once
+    assert len(asked) == 1  # The graph is evaluated only once.
 
 
 def test_names_that_tell_need_no_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Searches for attention in graphs with exponentially many paths take no longer than there are nodes."""
+"""Searches for attention in graphs with exponentially many paths take time proportional to the number of nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from posexport.graphs.view import view_of
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """TimeoutError after so long."""
+    """Raises TimeoutError after so many seconds."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError
@@ -41,7 +41,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def model_of(write: Callable[[Graph], str]) -> ir.Model:
-    """A graph from `x` to what is written."""
+    """A graph from `x` to the value that `write` returns."""
     g = Graph()
     g.op("Identity", write(g), name="y")
     inputs, outputs = (
@@ -52,7 +52,7 @@ def model_of(write: Callable[[Graph], str]) -> ir.Model:
 
 
 def repeated(g: Graph, kind: str, value: str, steps: int, **attributes: Any) -> str:
-    """Operators each of which reads the one before it 50 times."""
+    """A chain of operators; each reads the one before it 50 times."""
     for _ in range(steps):
         value = g.op(kind, *[value] * 50, **attributes)
     return value
@@ -81,7 +81,7 @@ def test_around_a_softmax() -> None:
 
 @pytest.mark.parametrize("steps", [11, 12])
 def test_above_scores(steps: int) -> None:
-    """As far as 24 operators up."""
+    """The search goes up to 24 operators upwards."""
 
     def write(g: Graph) -> str:
         value = g.op("MatMul", "x", "x")
@@ -109,7 +109,7 @@ def test_above_a_division_by_sums() -> None:
 
 
 def seen_by_many(g: Writer, scores: str) -> str:
-    """A mask of which every part is read twice."""
+    """A mask from a chain of nodes that each read the previous one twice."""
     seen = g.op("GreaterOrEqual", graphs.distances(g, scores), g.const(0))
     for _ in range(40):
         seen = g.op("And", seen, seen)
@@ -119,7 +119,7 @@ def seen_by_many(g: Writer, scores: str) -> str:
 
 
 def filled_by_many(g: Writer, scores: str) -> str:
-    """One number in all places, made by operators that read it many times."""
+    """A uniform fill from a chain of operators that read it many times."""
     fill = g.op("Expand", g.floats(-1e30), g.op("Shape", scores))
     for _ in range(6):
         fill = g.op("Max", *[fill] * 40)

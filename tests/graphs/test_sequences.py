@@ -1,4 +1,4 @@
-"""Parts that are read from a split sequence are parts of what was split. The oracle is numpy's split."""
+"""Parts that are read from a split sequence are slices of the split value. The oracle is numpy's split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = np.random.default_rng(0).standard_normal((2, 7, 3)).astype(np.float32)
 
 
 def model_of(split: str, place: str, *, attributes: str = "axis = 1", more: str = "") -> ir.Model:
-    """The part of X at a place; `split` and `place` are constants, in the notation of onnx's parser."""
+    """The part of X at `place`; `split` and `place` are constants in the notation of onnx's parser."""
     sizes = f"sizes = Constant<{split}>()" if split else ""
     text = f"""<ir_version: 10, opset_import: ["" : 18]> g (float[a, 7, c] x, int64 which) => (y) {{
         {sizes} at = {place}
@@ -96,7 +96,7 @@ def test_a_sequence_that_is_read_otherwise_stays_too() -> None:
 
 
 def test_a_sequence_of_constants_is_no_bar() -> None:
-    """The halves of a table, whose sizes are computed, as TorchScript writes tensor_split in timm's rotations."""
+    """Halves of a table with computed sizes, as TorchScript writes tensor_split in timm's rotations."""
     text = """<ir_version: 10, opset_import: ["" : 18]> g (float[a, 7, 4] features) => (float[a, 7, 4] y)
         <float[2, 4] table = {1, 2, 3, 4, 5, 6, 7, 8}> {
         one = Constant<value_ints = [1]>() at = Constant<value_int = 1>() sizes = Concat<axis = 0>(one, one)

@@ -1,4 +1,4 @@
-"""Biases by offset on the grid of a window, beside what keeps the regions of a shifted window apart (Swin)."""
+"""Biases by offset on the grid of a window, together with the mask between regions of a shifted window (Swin)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def by_offset() -> Array:
 
 
 def apart(number: float, shift: int = 2) -> Array:
-    """What Swin adds between tokens of different regions, [ROWS, 1, TOKENS, TOKENS]."""
+    """Swin's mask, [ROWS, 1, TOKENS, TOKENS]: `number` between tokens of different regions, otherwise 0."""
     size = SIDE * WINDOWS
     bounds = np.digitize(np.arange(size), [size - SIDE, size - shift])
     regions = bounds[:, None] * 3 + bounds
@@ -60,7 +60,7 @@ def test_windows_with_biases_of_their_own_have_no_name() -> None:
     other[1, 0, 3, 5] -= 1.0  # a second number
     assert named(by_offset()[None], other)["reason"]["code"] == code
     one_way = apart(-100.0)
-    one_way[0, 0, 0, 1] = -100.0  # that sees, and is not seen
+    one_way[0, 0, 0, 1] = -100.0  # One token sees the other, but not the other way round.
     assert named(by_offset()[None], one_way)["reason"]["code"] == code
     by_head = np.repeat(apart(-100.0), HEADS, 1)
     by_head[:, 1] = 0.0

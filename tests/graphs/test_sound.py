@@ -1,4 +1,4 @@
-"""Inputs of sound are long enough for the convolutions behind them; the oracle is torch's own convolutions."""
+"""Audio inputs are long enough for the convolutions after them. The oracle is torch's convolutions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WIDTH = 4
 
 
 def sound(layers: list[Layer], with_kernel: bool = True) -> onnx.ModelProto:
-    """Sound [batch, samples] through layers, to tokens that are multiplied with a weight."""
+    """A graph from audio [batch, samples] through layers to tokens that are multiplied with a weight."""
     g = Graph()
     value, channels = g.op("Unsqueeze", "input_values", g.constant([1])), 1
     for operator, kernel, stride, dilation in layers:
@@ -42,7 +42,9 @@ def sound(layers: list[Layer], with_kernel: bool = True) -> onnx.ModelProto:
         value = g.op("Tanh", g.op(operator, *inputs, **fields))
     tokens = g.op("Transpose", value, perm=[0, 2, 1])
     mixed = g.op("MatMul", tokens, g.weight("mix", np.ones((WIDTH, WIDTH), np.float32)))
-    far = g.weight("far", np.ones((WIDTH, WIDTH, 128), np.float32))  # over tokens, whose ends are padded
+    far = g.weight(
+        "far", np.ones((WIDTH, WIDTH, 128), np.float32)
+    )  # a convolution over tokens, with padding at both ends
     g.op("Conv", g.op("Transpose", mixed, perm=[0, 2, 1]), far, pads=[64, 64], name="y")
     given = helper.make_tensor_value_info("input_values", TensorProto.FLOAT, ["batch", "samples"])
     made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", WIDTH, "tokens"])
@@ -51,7 +53,7 @@ def sound(layers: list[Layer], with_kernel: bool = True) -> onnx.ModelProto:
 
 
 def tokens_of(layers: list[Layer], samples: int) -> int:
-    """How many tokens torch's layers leave of so many samples; 0 where they don't take them."""
+    """The number of tokens that torch's layers give for so many samples; 0 if they do not accept them."""
     value: Any = torch.zeros(1, 1, samples)
     try:
         for operator, kernel, stride, dilation in layers:
@@ -72,7 +74,7 @@ def test_as_many_tokens_as_asked(name: str, with_kernel: bool) -> None:
     assert [tokens_of(LAYERS[name], length + extra) for extra in (-1, 0, step - 1, step)] == [0, 1, 1, 2]
     for tokens in (1, 8, 200):
         samples = fitted(roles, {"seq": tokens})[FRAMES]
-        least = tokens_of(LAYERS[name], 256 + step - 1)  # of a short sound, in whole steps
+        least = tokens_of(LAYERS[name], 256 + step - 1)  # tokens of a short sound, in whole steps
         assert samples >= 256 and tokens_of(LAYERS[name], samples) == max(tokens, least)
 
 
@@ -84,7 +86,7 @@ def test_cases_have_several_lengths() -> None:
 
 @pytest.mark.parametrize("computed", [True, False])
 def test_sound_that_is_cut_into_frames_has_whole_ones(computed: bool) -> None:
-    """A streaming encoder was refused by the error of its Reshape."""
+    """A streaming encoder reshapes its audio into frames; a partial frame is an error."""
     g = Graph()
     shape = g.constant([0, -1, 80])
     if computed:
@@ -96,7 +98,10 @@ def test_sound_that_is_cut_into_frames_has_whole_ones(computed: bool) -> None:
     made = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", WIDTH, "tokens"])
     graph = helper.make_graph(g.nodes, "graph", [given], [made], g.weights)
     roles = roles_of(ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])))
-    assert roles["input_values"].frames == (400, 160)  # five frames, and two more for each token
+    assert roles["input_values"].frames == (
+        400,
+        160,
+    )  # five frames for the first token, and two more for each other token
     lengths = {case.arrays["input_values"].shape[1] for case in drawn_cases(roles, 0)}
     assert len(lengths) > 3 and all(length % 80 == 0 for length in lengths)
 

@@ -1,7 +1,7 @@
-"""Symbolic shapes and numbers are right on inputs of other sizes.
+"""Symbolic shapes and numbers are right for inputs of other sizes.
 
-The oracle is ONNX Runtime, which runs each graph at several sizes: what is said to be fixed must be the same at all of
-them, and what has the same symbolic size must be equal at each.
+The oracle is ONNX Runtime, which runs each graph at several sizes. A fixed size must be the same at all of them, and
+equal symbolic sizes must be equal numbers at each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def layouts(g: Graph) -> None:
 
 
 def by_minimum(g: Graph) -> None:
-    """Lengths that are the same as others in short rows alone."""
+    """Lengths that are equal only in short rows."""
     bounded = g.op("Min", _many(g), g.constant([8]))
     g.op("Slice", "features", g.constant([0]), bounded, g.constant([1]))
     g.op("Slice", "features", g.constant([-8]), g.constant([2**31]), g.constant([1]))
@@ -105,8 +105,10 @@ def convolved(g: Graph) -> None:
 
 
 def convolved_tokens(g: Graph) -> None:
-    """A length of what convolutions leave that is computed before they are, and is below 0 for tokens that they don't
-    take: Div then rounds up."""
+    """The graph computes the output length of convolutions before them.
+
+    It is below 0 for inputs that are too short for the convolutions, where Div rounds up.
+    """
     left = g.op("Div", g.op("Add", g.op("Mul", _many(g), g.constant([HIDDEN])), g.constant([-31])), g.constant([12]))
     tokens = g.op("Add", left, g.constant([1]))
     g.op("ConstantOfShape", tokens)
@@ -134,7 +136,7 @@ def products(g: Graph) -> None:
 
 
 def operators(g: Graph) -> None:
-    """Attention as one operator, embeddings, and weights of few bits. ONNX's Attention is of opset 23."""
+    """Attention operators, embeddings, and weights of few bits. ONNX's Attention needs opset 23."""
     q, k, v = (g.op("MatMul", "features", g.random(name, HIDDEN, 24)) for name in "qkv")
     wide = g.op("MatMul", "features", g.random("wide", HIDDEN, 48))
     more = g.op("Add", g.op("Attention", q, k, wide, q_num_heads=4, kv_num_heads=4), g.random("more", 48))
@@ -168,7 +170,7 @@ def written(body: Body) -> onnx.ModelProto:
     g = Graph()
     body(g)
     names = [name for node in g.nodes for name in node.output if name]
-    read = [g.op("Identity", name) for name in names]  # a value that nothing reads has no shape
+    read = [g.op("Identity", name) for name in names]  # An unread value has no shape.
     g.op("Identity", "features", name="output")
     features, output = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HIDDEN])
@@ -194,7 +196,7 @@ def _values(model: onnx.ModelProto, arrays: Values) -> Values:
 
 
 def _sizes(view: View, values: Values) -> Iterator[tuple[str, Size, int]]:
-    """Each symbolic length and number with what it is."""
+    """Each symbolic length and number, with its name and its actual value."""
     for name, value in view.flow.values.items():
         if name not in values or value.is_initializer() or not value.uses():
             continue
@@ -209,7 +211,7 @@ def _sizes(view: View, values: Values) -> Iterator[tuple[str, Size, int]]:
 
 
 def faults(view: View, tries: list[Values]) -> list[str]:
-    """What is not as it is said to be."""
+    """Lengths and numbers that differ from their symbolic sizes."""
     found = []
     for values in tries:
         known: dict[Size, tuple[str, int]] = {}
@@ -221,7 +223,7 @@ def faults(view: View, tries: list[Values]) -> list[str]:
 
 
 def fixed_values(view: View, tries: list[Values]) -> list[str]:
-    """The values in `fixed` that differ."""
+    """The values in `fixed` that differ between inputs."""
     return [
         value.name or ""
         for value in view.probe.fixed
@@ -248,7 +250,7 @@ def test_of_every_operator(body: Body) -> None:
 
 @pytest.mark.parametrize("body", [layouts, arithmetic, convolved, convolved_tokens, products])
 def test_lengths_are_polynomials(body: Body) -> None:
-    """No operator of these lacks a rule."""
+    """Every operator of these graphs has a rule."""
     view = view_of(ir.from_proto(written(body)))
     keys = {number: key for key, number in view.probe.shapes.symbols._numbers.items()}
     shapes = [view.probe.shapes.of(value) for value in view.flow.values.values() if value.uses()]
@@ -288,7 +290,7 @@ def test_of_a_decoder() -> None:
 
 
 def test_of_fixed_inputs() -> None:
-    """Where inputs are fixed, everything is."""
+    """If all inputs have fixed sizes, all values have."""
     view = view_of(ir.from_proto(graphs.attention(fixed=(2, 6), add=[graphs.visible()])))
     assert all(size.is_fixed for value in view.flow.values.values() for size in view.probe.shapes.of(value))
 

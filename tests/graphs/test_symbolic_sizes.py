@@ -1,6 +1,6 @@
-"""Sizes that are equal are equal numbers, whatever the dimensions are.
+"""Equal symbolic sizes are equal numbers for all dimensions.
 
-The oracle is arithmetic on whole numbers: every expression is computed both with sizes and with numbers.
+The oracle is integer arithmetic: every expression is computed both with sizes and with integers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from posexport.graphs.symbolic_sizes import Size, Symbols, product
 NAMES = ("batch", "seq", "past")
 
 Expression = Callable[[Symbols, dict[str, int]], tuple[Size, int]]
-"""A size, and its number for these dimensions."""
+"""Returns a size, and its number for these dimensions."""
 
 
 def dimension(name: str) -> Expression:
@@ -111,7 +111,7 @@ def test_laws_of_arithmetic(a: Expression, b: Expression, c: Expression, numbers
 
 
 def test_lengths_of_layers_that_follow_each_other() -> None:
-    """Two convolutions, of 8 and 3 places with steps of 4 and 2, leave floor(n / 8) - 1."""
+    """Two convolutions with kernels 8 and 3 and strides 4 and 2 give the length floor(n / 8) - 1."""
     symbols = Symbols()
     length = symbols.dimension("frames", 1)
 
@@ -124,7 +124,7 @@ def test_lengths_of_layers_that_follow_each_other() -> None:
 
 @given(st.integers(1, 60), st.integers(0, 70), st.integers(1, 9), st.integers(0, 5))
 def test_what_a_quotient_is_at_least_bounds_the_length(length: int, places: int, step: int, least: int) -> None:
-    """The lengths that a convolution takes are those of which it leaves enough."""
+    """A convolution accepts a length if its output is long enough."""
     symbols = Symbols()
     size = symbols.dimension("frames", 1)
     left = symbols.floor_quotient(symbols.total([size, Size(-places)]), step)

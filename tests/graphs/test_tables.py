@@ -1,4 +1,4 @@
-"""Tables of a graph: how many rows integers may name, and tables that are read by the number of tokens."""
+"""Tables of a graph: how many rows integer inputs may select, and tables that are sliced by the number of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONSTANTS: dict[str, Any] = {"zero": [0], "one": [1], "last": [-1], "minus": [-2
 
 
 def graph_of(*nodes: onnx.NodeProto, rank: int = 2) -> ir.Graph:
-    """A graph of x [batch, seq] int64, the table [50, 4], and a three-dimensional one [1, 50, 4]."""
+    """A graph with x [batch, seq] int64, a table [50, 4] and a three-dimensional table [1, 50, 4]."""
     table = np.zeros((50, 4), np.float32)
     tensors = [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in CONSTANTS.items()]
     tensors += [numpy_helper.from_array(table, "table"), numpy_helper.from_array(table[None], "deep")]
@@ -61,7 +61,7 @@ LOOKUPS: dict[str, tuple[list[onnx.NodeProto], int | None]] = {
         None,
     ),
 }
-"""Nodes, and how many values x may have."""
+"""Nodes, and the number of values that x may have."""
 
 
 @pytest.mark.parametrize("name", LOOKUPS)

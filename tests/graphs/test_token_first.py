@@ -1,4 +1,4 @@
-"""Inputs with tokens before rows, [seq, batch, ...]: names of dimensions say so, else both axes get long."""
+"""Inputs with tokens before rows, [seq, batch, ...]: dimension names tell this, otherwise both axes are drawn long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator for attention whose expansion is wrong stays, and costs no other attention."""
+"""An attention operator with a wrong expansion stays, and other attention is still rewritten."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = {"MultiHeadAttention": ("com.microsoft", "MultiHeadAttention"), "Attenti
 
 
 def with_operators() -> onnx.ModelProto:
-    """Attention that is written out, and behind it one operator of each kind."""
+    """Attention that is written out, followed by one operator of each kind."""
     model = attention()
     mixed, weights = "output", np.random.default_rng(1).standard_normal((HEADS * SIZE, HEADS * SIZE)) / 8
     model.graph.initializer.append(numpy_helper.from_array(weights.astype(np.float32), "mixing"))
@@ -45,14 +45,14 @@ def with_operators() -> onnx.ModelProto:
 
 
 def no_product(call: Call) -> Sequence[ir.Value | None]:
-    """A sum of shapes that don't fit."""
+    """A wrong expansion: a sum of shapes that do not match."""
     q = call.input(0)
     assert q is not None
     return [call.nodes.one("Add", q, call.nodes.constant([1.0] * (HEADS * SIZE - 1), ir.DataType.FLOAT))]
 
 
 def too_short(call: Call) -> Sequence[ir.Value | None]:
-    """What can be evaluated, and what can't be behind it."""
+    """A wrong expansion that can be evaluated, but not the nodes after it."""
     q = call.input(0)
     assert q is not None
     axes = call.nodes.constant([2])
@@ -60,14 +60,14 @@ def too_short(call: Call) -> Sequence[ir.Value | None]:
 
 
 def scaled(call: Call) -> Sequence[ir.Value | None]:
-    """Attention a hundredth too large."""
+    """A wrong expansion: attention that is 1 % too large."""
     out, *others = EXPANSIONS["com.microsoft" if call.node.domain else "", call.node.op_type](call)
     assert out is not None
     return [call.nodes.one("Mul", out, call.nodes.constant(1.01, ir.DataType.FLOAT)), *others]
 
 
 def without_softmax(call: Call) -> Sequence[ir.Value | None]:
-    """Nothing in which attention is looked for."""
+    """A wrong expansion in which no attention is found."""
     value = call.input(2)
     assert value is not None
     return [call.nodes.one("Relu", value)]
@@ -79,7 +79,7 @@ def without_softmax(call: Call) -> Sequence[ir.Value | None]:
 def test_other_numbers_are_seen_where_nothing_reads_them(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Call], Sequence[ir.Value | None]], kind: str, form: str
 ) -> None:
-    """The operator alone, whose result is an output of the graph."""
+    """A graph with only the operator, whose result is an output."""
     domain, operator = KINDS[kind]
     sizes = {"num_heads": HEADS} if domain else {"q_num_heads": HEADS, "kv_num_heads": HEADS}
     info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", HEADS * SIZE]) for name in "qkvy"]
@@ -109,7 +109,7 @@ def test_only_operators_of_that_kind_stay(monkeypatch: pytest.MonkeyPatch, wrong
 
 
 def test_the_rest_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle is ONNX Runtime on the graph as it was."""
+    """The oracle is ONNX Runtime with the original graph."""
     monkeypatch.setitem(expand.EXPANSIONS, KINDS["MultiHeadAttention"], no_product)
     model = with_operators()
     done, proto = rewritten_model(model, form="native", target="ort")
@@ -131,7 +131,7 @@ def test_where_the_fault_is_seen_later_all_operators_stay(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize(("form", "cache"), [("native", None), ("contrib", None), ("contrib", "shared")])
 def test_a_sound_operator_is_understood_in_every_dtype(dtype: str, form: str, cache: str | None) -> None:
-    """Its scale, the root of 1 / 8, has as many digits as the dtype; free slots of buffers hold anything."""
+    """Its scale, the root of 1 / 8, is rounded to the dtype. Free slots of buffers may have any values."""
     spec = small_spec("rope", dtype=dtype, causal=True, kv_cache=cache)
     assert spec.head_dim == 8
     (found,) = view_of(exported(spec, form, target="ort" if form == "contrib" else "portable")).attentions

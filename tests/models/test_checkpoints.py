@@ -1,6 +1,6 @@
-"""`--from`: every architecture's config.json and tensors give the block that transformers' own layer computes.
+"""`--from`: config.json and tensors of every architecture give a block that computes the same as transformers' layer.
 
-Each weight that is read, and keys of config.json, are shown to count: with a fault in them the block is another.
+With a fault in a weight or in a key of config.json, the block computes something else, so these tests notice faults.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CASES = {**checkpoint_decoders.CASES, **checkpoint_encoders.CASES}
 LAYERS = [(name, layer) for name, case in CASES.items() for layer in case.layers]
 
 NO_MATTER = ("k_proj.bias", "pos_key_proj.bias")
-"""Where keys don't rotate, this adds the same to all logits of a query."""
+"""Without a rotation of keys, these biases add the same number to all logits of a query."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint in a folder, and what entered and left its layers [B, S, D] at positions of ours."""
+    """A checkpoint in a folder, and the inputs and outputs [B, S, D] of its layers at given positions."""
 
     folder: Path
     positions: Tensor
@@ -71,12 +71,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def along(positions: Tensor) -> Tensor:
-    """Positions [B, S], also where they are given as those of one axis."""
+    """Positions [B, S]; of positions [B, S, axes], those on the first axis."""
     return positions[..., 0] if positions.ndim == 3 else positions
 
 
 def off(folder: Path, layer: int, checkpoint: Saved, wrong: str = "") -> float:
-    """The error of a layer that is read from a folder; the weight `wrong` is upside down."""
+    """The error of a layer that is read from a folder; the rows of the weight `wrong` are reversed."""
     entered, left = checkpoint.seen[layer]
     found = read_checkpoint(folder, layer, 1, {})
     assert found.weights is not None
@@ -100,7 +100,7 @@ def test_a_layer_is_theirs(name: str, layer: int, saved: Any) -> None:
 def test_tensors_that_are_not_read_are_refused(
     name: str, saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every architecture; but buffers of older versions, and norms after the projection, may be there."""
+    """Unread tensors are refused in every architecture. Known ignored tensors, such as old buffers, are allowed."""
     folder, layer, modules, find = saved(name).folder, CASES[name].layers[0], [], Tensors.path
     monkeypatch.setattr(Tensors, "path", lambda self, paths: modules.append(find(self, paths)) or modules[-1])
     read_checkpoint(folder, layer, 1, {})
@@ -125,7 +125,7 @@ def test_what_config_says_counts(name: str, saved: Any, tmp_path: Path) -> None:
 
 
 def off_or_refused(folder: Path, layer: int, checkpoint: Saved) -> float:
-    """The error of a layer; infinite where its tensors are not those that config.json says."""
+    """The error of a layer, or infinity if its tensors do not agree with config.json."""
     try:
         return off(folder, layer, checkpoint)
     except RequestError as refusal:
@@ -134,7 +134,7 @@ def off_or_refused(folder: Path, layer: int, checkpoint: Saved) -> float:
 
 
 def edited(folder: Path, to: Path, changes: dict[str, Any]) -> Path:
-    """A copy of a checkpoint with changes to its config.json, where dots lead into tables."""
+    """A copy of a checkpoint with changes to its config.json; dots in keys lead into tables."""
     shutil.copytree(folder, to, dirs_exist_ok=True)
     data = json.loads((folder / "config.json").read_text())
     for key, value in changes.items():
@@ -152,18 +152,18 @@ def test_every_architecture_has_a_case(saved: Any) -> None:
     for name in CASES:
         data = json.loads((saved(name).folder / "config.json").read_text())
         types |= {data["model_type"], *(PARTS[key].model_type for key in [data["model_type"]] if key in PARTS)}
-    assert types >= set(ARCHITECTURES) | set(PARTS) - {"mistral3"}  # which differs from llava by its name alone
+    assert types >= set(ARCHITECTURES) | set(PARTS) - {"mistral3"}  # It differs from llava only by its name.
 
 
 def spec_of(folder: Path, data: dict[str, Any], layers: int = 1) -> Spec:
-    """The spec that a config.json gives."""
+    """The spec from a config.json."""
     (folder / "config.json").write_text(json.dumps(data))
     return read_checkpoint(folder / "config.json", None, layers, {}).spec
 
 
 TERMS = {"relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c"}
 NEEDED: dict[str, dict[str, Any]] = {"deberta": TERMS, "deberta-v2": TERMS}
-"""What an architecture must say, since what transformers makes of its absence is no encoding of ours."""
+"""Keys that an architecture needs, because posexport does not have the encoding of transformers' default."""
 
 OLD: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),
@@ -229,7 +229,7 @@ OLD: list[tuple[str, dict[str, Any]]] = [
     ("dinov3_vit", {"rope_theta": 500.0, "key_bias": True}),
     ("deberta", {**TERMS, "pos_att_type": "p2c", "max_relative_positions": -1, "max_position_embeddings": 64}),
 ]
-"""Keys of older versions, and values that stand for others."""
+"""Keys of older versions, and values that mean other values."""
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ OLD: list[tuple[str, dict[str, Any]]] = [
     ids=lambda value: str(value)[:30],
 )
 def test_keys_mean_what_transformers_reads(model_type: str, given: dict[str, Any], tmp_path: Path) -> None:
-    """A sparse or old config.json and what transformers' own class makes of it give the same specs."""
+    """A short or old config.json gives the same specs as the full one that transformers' class makes of it."""
     theirs = json.loads(CONFIG_MAPPING[model_type](**deepcopy(given)).to_json_string(use_diff=False))
     for layers in (1, 2) if model_type in ("gemma3_text", "modernbert", "smollm3", "llama4_text") else (1,):
         ours = spec_of(tmp_path, {"model_type": model_type, **given}, layers)
@@ -270,11 +270,11 @@ def test_a_stack_is_its_layers(name: str, first: int, layers: int, saved: Any) -
 
 KINDS = {("gemma3_text", 2): 2, ("gemma3_text", 6): 2, ("llama4_text", 4): 2, ("smollm3", 4): 2, ("gpt_oss", 2): 2}
 KINDS |= {("modernbert", 4): 2}
-"""How many kinds of layers a stack has, where it isn't one."""
+"""The number of kinds of layers of a stack, if it is not one."""
 
 
 def test_shards_are_read_where_they_are_needed(saved: Any, tmp_path: Path) -> None:
-    """Tensors of one layer in shards of their own: another layer's may be broken or gone."""
+    """Each layer has its own shards. Shards of other layers may be broken or missing."""
     whole: Saved = saved("llama")
     everything = load_file(whole.folder / "model.safetensors")
     tensors = {name: tensor for name, tensor in everything.items() if "self_attn" in name}

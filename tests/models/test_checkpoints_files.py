@@ -1,4 +1,4 @@
-"""`--from` with tensors: what is refused by its name, and `export --from` from the command line to a verified file."""
+"""`--from` with tensors: names that are refused, and `export --from` from the command line to a verified file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ UNKNOWN = [
 @pytest.mark.parametrize("name", UNKNOWN)
 @pytest.mark.parametrize("where", ["file", "shard", "unlisted"])
 def test_a_tensor_of_the_attention_that_is_not_read_is_refused(name: str, where: str, tmp_path: Path) -> None:
-    """Whatever it is, it would change what that layer computes; another layer's is none of its concern."""
+    """An unknown tensor of a layer may change its results, so the layer is refused. Other layers are not affected."""
     written(tmp_path, **LLAMA)
     held = llama_tensors()
     save_file({**held, name: torch.ones(32, 32)}, tmp_path / "model.safetensors")
@@ -89,7 +89,7 @@ def test_a_tensor_of_the_attention_that_is_not_read_is_refused(name: str, where:
 
 
 def refusal_of_weights(folder: Path, first: int, layers: int) -> str:
-    """The sentence that a stack is refused with when its weights are looked up."""
+    """The message that refuses a stack when its weights are looked up."""
     with pytest.raises(RequestError) as caught:
         dict(read_checkpoint(folder, first, layers, {}).weights or {})
     return str(caught.value)
@@ -112,14 +112,14 @@ def test_a_tensor_that_does_not_affect_the_attention_is_passed_over(name: str, t
 
 @pytest.mark.parametrize("listed", ["a.safetensors", "b.safetensors"])
 def test_a_tensor_in_two_shards_is_refused(listed: str, tmp_path: Path) -> None:
-    """transformers reads every shard whole and keeps the last, whatever the index says."""
+    """transformers reads every shard completely and keeps the last tensor, whatever the index says."""
     written(tmp_path, **LLAMA)
     held, name = llama_tensors(), f"{LAYER}.q_proj.weight"
     save_file(held, tmp_path / "a.safetensors")
     save_file({name: 2 * held[name], "lm_head.weight": torch.ones(2)}, tmp_path / "b.safetensors")
     files = {**dict.fromkeys(held, "a.safetensors"), "lm_head.weight": "b.safetensors", name: listed}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    assert read_checkpoint(tmp_path, 0, 1, {}).weights is not None  # its own layer alone
+    assert read_checkpoint(tmp_path, 0, 1, {}).weights is not None  # Only its own layer is refused.
     assert f"holds {name!r} both in {listed} and in " in refusal(tmp_path, 1)
 
 
@@ -134,7 +134,7 @@ def test_an_adapter_in_the_folder_is_refused(tmp_path: Path) -> None:
 def test_quantized_tensors_are_refused_whatever_config_says_and_plain_ones_are_not(
     scale: str | None, tmp_path: Path
 ) -> None:
-    """A config.json may speak of experts alone, so the tensors decide."""
+    """The quantization in a config.json may be only that of experts, so the tensors decide."""
     written(tmp_path, **LLAMA, quantization_config={"quant_method": "fp8"})
     held = llama_tensors()
     save_file(held, tmp_path / "model.safetensors")
@@ -191,7 +191,7 @@ def test_a_layer_with_its_weights(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_layer_may_promise_consecutive_positions(folder: Path) -> None:
-    """Which no config.json says: rotated keys are cached, so that the file asks where a row begins."""
+    """No config.json says this. Rotated keys are cached, so the file has an input for the first position of a row."""
     options = ("--from", "llama", "--kv-cache", "--positions", "consecutive")
     assert cli("export", *options, "-o", "llama.onnx").exit_code == 0
     found = read_onnx(folder / "llama.onnx")
@@ -215,7 +215,7 @@ def test_a_stack_with_its_weights(folder: Path) -> None:
 
 
 def test_a_config_alone(folder: Path) -> None:
-    """The first layer's shape, and weights from a seed."""
+    """The block has the shape of the first layer and weights from a seed."""
     (folder / "c.json").write_text((folder / "llama" / "config.json").read_text())
     assert cli("export", "--from", "c.json", "--seed", "3", "-o", "c.onnx").exit_code == 0
     found = read_onnx(folder / "c.onnx")
@@ -225,12 +225,12 @@ def test_a_config_alone(folder: Path) -> None:
 
 
 def weights_row(stdout: str) -> str:
-    """What the summary of an export says of weights."""
+    """The text about weights in the summary of an export."""
     return next(line.split(maxsplit=1)[1] for line in stdout.splitlines() if line.startswith("  weights "))
 
 
 def test_a_folder_with_weights_gives_them_without_a_layer(folder: Path) -> None:
-    """Layer 0, and the summary and the manifest say so; random weights for such a folder need a seed."""
+    """The default is layer 0, as the summary and the manifest say. Random weights for such a folder need a seed."""
     result = cli("export", "--from", "llama", "-o", "first.onnx")
     assert result.exit_code == 0
     assert result.stderr == "This is one layer of the checkpoint: give --model for the whole model.\n"

@@ -1,4 +1,4 @@
-"""`--from`: what a config.json may not say, each refused in one sentence."""
+"""`--from`: contents of a config.json that are refused, each in one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_unknown_key_is_named(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_a_key_that_is_known_says_nothing(model_type: str, tmp_path: Path) -> None:
-    """No key is both read and passed over, which would hide what it says."""
+    """No key is both read and ignored; that would hide its value."""
     data = {"model_type": model_type, **NEEDED.get(model_type, {})}
     plain = read_checkpoint(written(tmp_path, **data), None, 1, {}).spec
     for key in sorted(ignored_keys(model_type) - COMMON):
@@ -169,7 +169,7 @@ def test_a_wrong_value_is_named(data: dict[str, Any], said: str, tmp_path: Path)
 
 
 def test_only_a_misspelt_name_is_guessed(tmp_path: Path) -> None:
-    """Another kind of model is no misspelling of a known one; nor is a key beside the one that is like it."""
+    """Another model type is not a misspelling of a known one, nor is a key next to the similar one."""
     assert "'mamba': allowed: llama, " in refusal(written(tmp_path, model_type="mamba"))
     sentence = refusal(written(tmp_path, model_type="llama", hidden_size=64, hiden_size=64))
     assert sentence.endswith("attention of llama: drop the key if it means nothing.")

@@ -1,6 +1,7 @@
-"""Blocks whose positions are consecutive by promise: every encoding against the oracle, which knows both ways.
+"""Blocks with `positions` = "consecutive": every encoding against the oracle.
 
-The torch block in float64 looks each difference up; graphs lay them out by a slide, and run on ONNX Runtime.
+The torch block in float64 looks up each position difference. Graphs run on ONNX Runtime and get all differences by
+shifting rows.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "none": {},
     "pattern": {},
 }
-"""Cases of helpers.py, with what makes their logits slide."""
+"""Cases of helpers.py, with options under which graphs shift their logits."""
 
 NEED_START = {"fire", "rope-dynamic", "temperature", "learned", "sinusoidal", "pattern"}
 ROTATED = {"rope", "rope-gqa-window", "xpos"}
 
 
 def drawn(spec: Spec, batch: int, seq: int, past: int, seed: int = 0) -> dict[str, Array]:
-    """Inputs of a graph of consecutive positions, rows padded on the left."""
+    """Inputs of a graph with consecutive positions and rows padded on the left."""
     random = np.random.default_rng(seed)
     sizes = {"batch": batch, "seq": seq, "past_seq": past, "total_seq": past + seq, "max_seq": past + seq + 2}
     arrays: dict[str, Array] = {}
@@ -86,7 +87,7 @@ def opened(spec: Spec, how: str) -> Callable[[dict[str, Array]], dict[str, Array
 
 
 def error(spec: Spec, made: dict[str, Array], inputs: dict[str, Array]) -> float:
-    """The largest error of any output, relative to the largest value; of buffers, in the slots that hold keys."""
+    """The largest error of any output, relative to its largest value. In buffers, only slots with keys count."""
     wanted, worst = oracles.outputs(spec, as_float64(weights_for(spec)), inputs), 0.0
     assert list(made) == list(wanted)
     for name, array in wanted.items():
@@ -99,7 +100,7 @@ def error(spec: Spec, made: dict[str, Array], inputs: dict[str, Array]) -> float
 
 
 def by_torch(spec: Spec, inputs: dict[str, Array]) -> dict[str, Array]:
-    """Every output of the torch block in float64."""
+    """All outputs of the torch block in float64."""
     tensors = (torch.from_numpy(array) for array in inputs.values())
     made = build_block(spec, weights_for(spec), torch.float64)(
         *(t.double() if t.is_floating_point() else t for t in tensors)
@@ -187,13 +188,15 @@ GRAPHS += [(name, "native --target ort", None) for name in SCANNED]
 @pytest.mark.sampled(72)
 @pytest.mark.parametrize(("name", "form", "cache"), GRAPHS)
 def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None:
-    """Prompts, chunks and steps, of more and of fewer queries than W_r is multiplied with first."""
+    """Prompts, chunks and steps, with few and with many queries, for which W_r is multiplied in another order."""
     spec = consecutive(name, kv_cache=cache, padding_mask=True)
     run = opened(spec, form)
-    rows = 1 if form.startswith("contrib") and cache == "shared" else 2  # GroupQueryAttention takes no more in a chunk
+    rows = (
+        1 if form.startswith("contrib") and cache == "shared" else 2
+    )  # GroupQueryAttention accepts only one row in a chunk.
     for batch, seq, past in ((2, 5, 0), (3, 1, 6), (rows, 4, 9), (1, 1, 0), (1, 40, 3)):
         inputs = drawn(spec, batch, seq, past)
-        if name == "learned":  # 64 rows
+        if name == "learned":  # The table has 64 rows.
             inputs["position_ids"] = inputs["position_ids"].clip(0, 64 - seq)
         assert error(spec, run(inputs), inputs) < 2e-5, (batch, seq, past)
 
@@ -202,7 +205,7 @@ def test_graphs_are_the_formula(name: str, form: str, cache: str | None) -> None
 @pytest.mark.parametrize("form", ["decomposed", "native --target ort"])
 @pytest.mark.parametrize("name", ["relative", "sandwich"])
 def test_more_keys_than_coarse_angles_are_apart(name: str, form: str) -> None:
-    """Angles are sums of coarse and fine ones, of which there are 128."""
+    """An angle is the sum of a coarse and a fine one, and there are 128 fine angles."""
     spec = consecutive(name, kv_cache="concat")
     run = opened(spec, form)
     for batch, seq, past in ((2, 1, 300), (1, 3, 256), (1, 150, 0)):
@@ -215,7 +218,7 @@ def test_more_keys_than_coarse_angles_are_apart(name: str, form: str) -> None:
 )
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_slides_are_lookups(seq: int, past: int, batch: int, causal: bool, seed: int) -> None:
-    """Torch's bodies, by a lookup of the difference written out here; hidden keys count where a block is not causal."""
+    """The torch bodies of the operators look up each difference. Later keys count if a block is not causal."""
     random = torch.Generator().manual_seed(seed)
     keys, heads, width = past + seq, 2, 3
     length = keys + 1 if causal else keys + seq
@@ -260,7 +263,7 @@ WINDOWS = ("swin", "swinv2", "swinv2-pretrained")
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("how", ["decomposed", "function", "native", "contrib --target ort"])
 def test_windows_in_the_order_of_reading_are_the_formula(name: str, how: str) -> None:
-    """Whole windows, and their first cells, in torch and in graphs that take no positions."""
+    """Whole windows and their first cells, in torch and in graphs without an input of positions."""
     spec, with_positions = case(name, positions="consecutive"), case(name)
     assert list(graph_inputs(spec)) == ["hidden_states"]
     run = opened(spec, how)

@@ -1,8 +1,8 @@
-"""Drawn config.json: ours reads what transformers computes, or refuses in a sentence.
+"""Drawn config.json files: posexport reads what transformers computes, or refuses the file in a sentence.
 
-Two comparisons: transformers reads a config and saves it again, and both files give the same specs; and transformers'
-own model of that config gives what our block gives, with the model's weights. A refusal is one of REFUSALS, or
-transformers refuses too.
+There are two comparisons. transformers reads a config and saves it again, and both files must give the same specs.
+transformers' model of the config must give the same results as posexport's block with the model's weights. A refusal
+must be one of REFUSALS, unless transformers refuses too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REFUSALS = {
     r"scaling dynamic was given with mrope": "not supported: mrope's frequencies don't depend on the length",
     r"beta_slow is .* must not be larger": "transformers warns that beta_fast must be larger",
 }
-"""What ours refuses and transformers takes, with the reason why."""
+"""Messages of configs that posexport refuses and transformers accepts, with the reason."""
 
 ROTARY = [name for name in DRAWN if name not in SIMPLE]
 """The model types whose drawn configs are run as models."""
@@ -56,7 +56,7 @@ CASES["falcon"] = CASES["falcon-one-key-head"]
 
 
 def readings(data: Data) -> list[Spec | RequestError]:
-    """What each layer is read as, or why it is refused."""
+    """The spec of each layer, or the error that refuses it."""
     model_type, config = part_of(data, "config.json")
     architecture = ARCHITECTURES[model_type]
     found: list[Spec | RequestError] = []
@@ -75,7 +75,7 @@ def refusals(found: list[Spec | RequestError]) -> list[RequestError]:
 
 
 def specs(data: Data) -> list[Spec]:
-    """The spec of every layer; RequestError where one is refused."""
+    """The spec of every layer. Raises RequestError if one is refused."""
     found = readings(data)
     for refusal in refusals(found):
         raise refusal
@@ -83,11 +83,11 @@ def specs(data: Data) -> list[Spec]:
 
 
 def config_of(data: Data, **more: Any) -> Any:
-    """transformers' config of it; None where transformers refuses."""
+    """transformers' config of these data, or None if transformers refuses them."""
     keys = {key: deepcopy(value) for key, value in data.items() if key != "model_type"}
     try:
         return CONFIG_MAPPING[data["model_type"]](**keys, **more)
-    except Exception:  # errors of many classes
+    except Exception:  # transformers raises errors of many classes.
         return None
 
 
@@ -96,7 +96,7 @@ def justified(refusal: RequestError) -> bool:
 
 
 def saved_again(data: Data) -> str | None:
-    """What is wrong with our reading of a config and of the one that transformers saves; None where nothing is."""
+    """The difference between the specs of a config and of the config that transformers saves again, or None."""
     config = config_of(data)
     if config is None:
         return None
@@ -112,9 +112,9 @@ def saved_again(data: Data) -> str | None:
 
 
 def off(data: Data, folder: Path) -> float | None:
-    """The largest error of our layers against those of transformers' model; None where either refuses."""
+    """The largest error of posexport's layers against transformers' model, or None if either refuses the config."""
     case, model_type = CASES[data["model_type"]], data["model_type"]
-    attention = "sdpa" if data.get("alibi") else "eager"  # in eager, 5.23 adds Falcon's bias twice
+    attention = "sdpa" if data.get("alibi") else "eager"  # In eager mode, transformers 5.23 adds Falcon's bias twice.
     config = config_of(data, attn_implementation=attention)
     if config is None:
         return None
@@ -128,10 +128,12 @@ def off(data: Data, folder: Path) -> float | None:
         Watch(*(running.get_submodule(case.path.format(i)).get_submodule(end) for end in case.ends))
         for i in range(len(found))
     ]
-    run: Callable[[Any], Any] = counted if model_type == "llama4_text" else offset  # its temperature counts itself
+    run: Callable[[Any], Any] = (
+        counted if model_type == "llama4_text" else offset
+    )  # Its temperature counts positions itself.
     try:
         positions = run(running)
-    except RuntimeError:  # of shapes that don't fit, in a config that its class takes
+    except RuntimeError:  # The config class accepts sizes that do not fit together.
         return None
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(data))
@@ -151,7 +153,7 @@ def test_every_model_type_is_drawn() -> None:
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """transformers warns of what is drawn on purpose."""
+    """Silences transformers, which warns about drawn values."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -166,7 +168,7 @@ def test_configs_that_are_saved_again_say_the_same(model_type: str) -> None:
         assert saved_again(drawn(model_type, seed)) is None, drawn(model_type, seed)
 
 
-@pytest.mark.parametrize("model_type", [name for name in DRAWN if "swin" not in name])  # whose layers differ in width
+@pytest.mark.parametrize("model_type", [name for name in DRAWN if "swin" not in name])  # Swin's layers differ in width.
 def test_a_stack_of_a_drawn_config_is_its_layers(model_type: str, tmp_path: Path) -> None:
     for seed in range(10):
         data = drawn(model_type, seed)
@@ -212,7 +214,7 @@ def test_a_layer_of_each_drawn_kind_is_theirs(tmp_path: Path) -> None:
 
 
 def test_a_wrong_default_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: the trained length is another where config.json has none."""
+    """Plants a fault: another default of the trained length."""
     data = {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     assert saved_again(data) is None
     sound = rope.Rotary.read

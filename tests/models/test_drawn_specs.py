@@ -1,4 +1,4 @@
-"""500 drawn specs, the torch block in float64 and an exported form of each, against the papers' formulas in numpy."""
+"""500 drawn specs: the torch block in float64 and an exported form of each, against the papers' formulas in numpy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from posexport.spec.contract import graph_inputs, graph_outputs
 from posexport.spec.spec import Spec
 
 BLOCK_BOUND = 1e-9
-"""Of the largest output, in float64."""
+"""The allowed error relative to the largest output, in float64."""
 
 FORM_BOUND = 3e-4
-"""The same of fp32 graphs."""
+"""The same for fp32 graphs."""
 
 
 def difference(made: dict[str, Array], wanted: dict[str, Array]) -> float:
-    """The largest error over all outputs, each as a part of its largest value."""
+    """The largest error over all outputs, each relative to its largest value."""
     assert list(made) == list(wanted)
     worst = 0.0
     for name, right in wanted.items():
@@ -52,7 +52,7 @@ def block_error(spec: Spec, seed: int) -> float:
 
 
 def how_of(spec: Spec, seed: int) -> tuple[str, str]:
-    """A form and target that carries it, by turns."""
+    """A form and target that support the spec; they take turns with the seed."""
     turn = seed % len(HOWS)
     for how in (*HOWS[turn:], *HOWS[:turn]):
         if unsupported_reason(spec, *how) is None:
@@ -65,7 +65,7 @@ def tokens(given: dict[str, Array]) -> int:
 
 
 def form_inputs(spec: Spec, how: tuple[str, str], seed: int) -> dict[str, Array]:
-    """Drawn inputs in fp32, of one row where GroupQueryAttention takes no more."""
+    """Drawn inputs in fp32, with one row if GroupQueryAttention accepts no more."""
     given = drawn_inputs(spec, seed)
     if how == ("contrib", "ort") and spec.kv_cache == "shared":
         first = given["write_indices"]
@@ -75,8 +75,10 @@ def form_inputs(spec: Spec, how: tuple[str, str], seed: int) -> dict[str, Array]
 
 
 def with_its_keys(spec: Spec, outputs: dict[str, Array], given: dict[str, Array]) -> dict[str, Array]:
-    """Outputs with zeros in the slots of a shared cache after the last query: they hold no keys, and operators may
-    clear them."""
+    """Outputs with zeros in the slots of a shared cache after the last query.
+
+    These slots do not have keys, and operators may clear them.
+    """
     if spec.kv_cache != "shared":
         return outputs
     found = {name: np.array(array) for name, array in outputs.items()}
@@ -87,8 +89,11 @@ def with_its_keys(spec: Spec, outputs: dict[str, Array], given: dict[str, Array]
 
 
 def form_share(spec: Spec, seed: int) -> float:
-    """The largest error of an exported form over three draws of inputs, as a part of what it may be: FORM_BOUND, or
-    three times torch's own in fp32 where angles and factors of far positions round more."""
+    """The largest error of an exported form over three draws of inputs, relative to the allowed error.
+
+    The allowed error is FORM_BOUND, or three times torch's own fp32 error if that is larger, because angles and factors
+    of far positions have larger rounding errors.
+    """
     how, weights = how_of(spec, seed), weights_for(spec)
     run, worst = open_ort(export(spec, weights, form=how[0], target=how[1])), 0.0
     for draw in (3 * seed, 3 * seed + 1, 3 * seed + 2):
@@ -131,7 +136,7 @@ def test_500_drawn_forms_are_the_formulas(first: int) -> None:
 
 
 def test_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: KERPLE's logarithm of 1 + 1.001 r2 d, in one drawn spec."""
+    """Plants a fault: KERPLE's logarithm is that of 1 + 1.001 r2 d, in one drawn spec."""
     sound = bias.kerple_bias.eager
 
     def faulty(

@@ -1,4 +1,4 @@
-"""Every encoding and block against the oracle, which is the papers' formulas in numpy float64."""
+"""Every encoding and block against the oracle: the papers' formulas in numpy float64."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_block_equals_the_formula(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_fp32_stays_within_its_rounding(name: str) -> None:
     for kind in KINDS:
-        # angles are fp32: at position 2000 they are off by 2000 * 2^-24 at most
+        # Angles are fp32: at position 2000, their error is at most 2000 * 2^-24.
         assert difference(case(name), 2, 9, kind, "fp32") < 2e-4
     assert difference(case(name), 2, 9, "consecutive", "fp32") < 5e-6
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_half_precision_stays_close_far_from_the_start(name: str) -> None:
-    """Angles in half precision would be off by radians here; what is left is the rounding of weights and values."""
+    """Angles in half precision would be off by radians here. Only the rounding of weights and values is left."""
     for dtype, bound in (("fp16", 6e-3), ("bf16", 5e-2)):
         assert difference(case(name), 2, 9, "offset", dtype) < bound
 
@@ -72,7 +72,7 @@ def test_more_blocks_equal_the_formula_in_every_dtype(name: str) -> None:
     for kind in ("gaps", "offset"):
         assert difference(case(name), 2, 9, kind, "fp32") < 5e-4
     assert difference(case(name), 2, 9, "consecutive", "fp32") < 1e-5
-    if not name.startswith("rope-mixed"):  # its frequencies are weights, which are rounded here
+    if not name.startswith("rope-mixed"):  # Its frequencies are weights, which are rounded here.
         for dtype, bound in (("fp16", 1e-2), ("bf16", 8e-2)):
             assert difference(case(name), 2, 9, "offset", dtype) < bound
 
@@ -113,7 +113,7 @@ def test_scale_is_a_factor_on_the_logits_but_not_on_biases() -> None:
     ],
 )
 def test_the_oracle_tells_every_option_apart(encoding: str, fault: dict[str, Any]) -> None:
-    """A planted fault in any option is far outside the bound above, so that bound is a check."""
+    """A planted fault in any option exceeds the bound above by far."""
     spec, wrong = small_spec(encoding), small_spec(encoding, **fault)
     inputs = inputs_for(spec, 2, 40, "shuffled")
     wanted = oracles.block(wrong, as_float64(weights_for(spec)), inputs)
@@ -169,7 +169,7 @@ def test_t5_buckets_are_the_papers_and_monotone(quarter: int, beyond: int, bidir
     assert backwards == sorted(backwards)
     assert forwards == sorted(forwards)
     assert max(made) == num_buckets - 1
-    # beyond the table's ends every distance keeps the last bucket of its side
+    # Every distance beyond the ends of the table has the last bucket of its side.
     for far in (max_distance + 1, 10 * max_distance):
         assert oracle_scores.t5_bucket(-far, num_buckets, max_distance, bidirectional) == made[0]
         assert oracle_scores.t5_bucket(far, num_buckets, max_distance, bidirectional) == made[-1]

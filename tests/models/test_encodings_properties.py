@@ -1,4 +1,4 @@
-"""What must hold of every encoding, whatever the sizes: invariances, and what a query can't see has no effect."""
+"""Properties of every encoding at all sizes: invariances, and keys that a query cannot see have no effect."""
 
 from __future__ import annotations
 
@@ -113,11 +113,13 @@ def test_alibi_lowers_the_score_with_distance(heads: int, positions: list[int]) 
     near_to_far = (at[0] - at[0, 0]).abs().argsort()
     assert (bias[:, 0, near_to_far].diff(dim=-1) <= 0).all()
     assert (bias[:, 0, 1:] < 0).all()
-    assert (bias.diff(dim=0) >= 0).all() or heads & (heads - 1)  # for a power of two, slopes fall from head to head
+    assert (bias.diff(dim=0) >= 0).all() or heads & (
+        heads - 1
+    )  # For a power of two, slopes decrease from head to head.
 
 
 def test_grouped_queries_equal_repeated_keys() -> None:
-    """Query head n reads key head n // (N/K): the same as multi-head attention with each key head written out."""
+    """Query head n reads key head n // (N/K), as in multi-head attention with repeated key heads."""
     for encoding in ("rope", "alibi", "t5"):
         grouped, full = small_spec(encoding, num_kv_heads=2), small_spec(encoding)
         weights = dict(weights_for(grouped))
@@ -138,7 +140,7 @@ def test_rope2d_tells_columns_from_rows() -> None:
 
 
 def test_angles_refuse_half_precision() -> None:
-    """A block cast to half as a whole would be wrong by radians; it says so instead."""
+    """A block that is cast to half precision as a whole would be wrong by radians, so it raises an error."""
     block_positions = torch.zeros(1, 2, dtype=torch.int64)
     for dtype in (torch.float16, torch.bfloat16):
         with pytest.raises(TypeError, match=r"it must be torch.float32"):

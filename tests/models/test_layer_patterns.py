@@ -1,7 +1,7 @@
-"""A pattern takes exactly the layers that are sound as blocks of their own, and gives what they give one after another.
+"""A layer pattern accepts exactly the layers that are valid blocks, and computes the same as these blocks in sequence.
 
-Every pair of encodings (with a variant of each), each with every override, in both orders, under options of the whole
-block that one of the two may not use.
+The tests combine every pair of encodings (with a variant of each) with every override, in both orders, under options of
+the whole block that one of the two may not use.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ BLOCKS: list[dict[str, Any]] = [
 
 
 def alone(layer: dict[str, Any], block: dict[str, Any]) -> Spec | None:
-    """A layer as a block of its own, without the options that say nothing about it; None where it is none."""
+    """A layer as a separate block, without options that do not concern it; None if it is not valid."""
     own = {**SIZES, **block, **{name: layer[name] for name in LAYER_FIELDS if name in layer}, "layers": 1}
     encoding = read_encoding(layer["encoding"])
     if not own.get("qk_norm"):
@@ -85,7 +85,7 @@ def together(layers: list[dict[str, Any]], block: dict[str, Any]) -> Spec | None
 
 
 def fits_a_block(blocks: list[Spec], block: dict[str, Any]) -> bool:
-    """Whether sound layers agree on their positions, and each option of the block concerns one of them."""
+    """Whether valid layers agree on their positions, and each option of the block concerns one of them."""
     axes = {one.encoding.axes for one in blocks} - {0}
     normed = block.get("qk_norm", False) or any(one.qk_norm for one in blocks)
     angular = any(one.angles == "exact" for one in blocks) or "angles" not in block
@@ -103,7 +103,7 @@ def pairs() -> Iterator[list[dict[str, Any]]]:
 
 
 def composed(spec: Spec, weights: dict[str, torch.Tensor], inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """The output of the layers as blocks of their own, one after another, in float64."""
+    """The output of the layers as separate blocks in sequence, in float64."""
     x = inputs["hidden_states"]
     for index in range(spec.layers):
         own = spec.layer(index)
@@ -117,7 +117,7 @@ def composed(spec: Spec, weights: dict[str, torch.Tensor], inputs: dict[str, Any
 
 
 def tensors_for(spec: Spec, batch: int = 2, seq: int = 6) -> dict[str, torch.Tensor]:
-    """Every input of a spec; a cache has three tokens before."""
+    """All inputs of a spec; a cache has three past tokens."""
     random = np.random.default_rng(0)
     given: dict[str, Any] = inputs_for(spec, batch, seq, "gaps")
     sizes = {"batch": batch, "seq": seq, "past_seq": 3, "total_seq": seq + 3, "max_seq": seq + 5, "encoder_seq": 4}

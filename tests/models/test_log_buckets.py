@@ -1,4 +1,4 @@
-"""DeBERTa's buckets of distances that grow with the logarithm: exact, and as transformers has them."""
+"""DeBERTa's logarithmic buckets of distances: exact, and equal to those of transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def rounded_buckets(buckets: int, max_position: int) -> list[int]:
-    """The rows as they were before: ceil of a quotient of rounded logarithms. A planted fault."""
+    """A planted fault: rows by ceil of a quotient of rounded logarithms."""
     middle, reach = buckets // 2, max_position
 
     def row(distance: int) -> int:
@@ -44,7 +44,7 @@ def exact_buckets(buckets: int, max_position: int, reach: int) -> list[int]:
 
 
 def theirs(buckets: int, max_position: int, reach: int) -> list[int]:
-    """Rows of transformers, whose logarithms are float32."""
+    """The rows of transformers, which computes logarithms in float32."""
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
     offsets = make_log_bucket_position(torch.arange(-reach, reach + 1), buckets, max_position).long()
@@ -59,7 +59,7 @@ def test_every_row_is_exact(buckets: int, positions: int) -> None:
     rows = log_buckets(buckets, positions)
     reach = len(rows) // 2
     assert rows == exact_buckets(buckets, positions, reach)
-    beyond = exact_buckets(buckets, positions, reach + 3)  # every distance beyond the table has the row of its end
+    beyond = exact_buckets(buckets, positions, reach + 3)  # Every distance beyond the table has the row of its end.
     assert beyond[:4] == [rows[0]] * 4
     assert beyond[-4:] == [rows[-1]] * 4
 
@@ -72,7 +72,7 @@ def test_rounded_logarithms_would_put_the_last_distance_one_bucket_too_far(bucke
 USUAL = itertools.product((4, 16, 20, 32, 64, 128, 256, 512), (81, 128, 129, 512, 513, 1024, 1025, 2048, 4096))
 
 
-# of more buckets half are exact distances: there is none to share
+# With more buckets, half of them are exact distances, and none is left for the other half.
 @pytest.mark.parametrize(("buckets", "positions"), [pair for pair in USUAL if pair[0] // 2 < pair[1] - 1])
 def test_usual_sizes_equal_transformers(buckets: int, positions: int) -> None:
     if (buckets, positions) not in ROUNDED:
@@ -88,9 +88,12 @@ ROUNDED = {
     (300, 2049): {1943: (297, 296)},
     (512, 4096): {1643: (428, 427)},
 }
-"""(buckets, positions) to distances whose quotient of logarithms, times m - 1, is so little above a whole number that
-float32 loses it: (exact bucket, transformers'). There transformers' bucket depends on how a machine rounds logarithms,
-so ours is exact. They are one in a hundred pairs of (buckets, positions); no size of a published checkpoint is one."""
+"""(buckets, positions) to {distance: (exact bucket, transformers' bucket)}.
+
+At these distances, the quotient of logarithms times m - 1 is above an integer by so little that float32 loses it.
+transformers' bucket then depends on how a machine rounds logarithms, and posexport's bucket is exact. One in a hundred
+pairs of (buckets, positions) has such distances, but no size of a published checkpoint.
+"""
 
 
 @pytest.mark.parametrize(("buckets", "positions"), ROUNDED)
@@ -107,8 +110,10 @@ def test_where_transformers_rounds_ours_is_exact(buckets: int, positions: int) -
 
 @pytest.mark.slow
 def test_transformers_differs_only_by_its_rounding() -> None:
-    """Every 29th size up to the largest, over all distances of the table: off by one bucket, at a quotient within 1e-4
-    of a whole number."""
+    """Every 29th size up to the largest, over all distances of the table.
+
+    Rows differ by one bucket, and only if the quotient is within 1e-4 of an integer.
+    """
     sizes = apart = 0
     for buckets in range(4, LARGEST_BUCKETS + 1, 2):
         middle = buckets // 2
@@ -125,8 +130,8 @@ def test_transformers_differs_only_by_its_rounding() -> None:
 def wrong_ends(middle: int, last: int, positions: Array, ends: Array) -> Array:
     """Whether each of `ends` [positions, steps 0 to last], is not the last distance of its bucket.
 
-    d belongs to step s or below where (m - 1) ln d + s ln m <= s ln f + (m - 1) ln m, f = max_position - 1. Extended
-    precision decides except within 1e-9, where Python's integers do."""
+    d belongs to step s or below if (m - 1) ln d + s ln m <= s ln f + (m - 1) ln m, f = max_position - 1. Extended
+    precision decides this, except within 1e-9, where Python's integers decide."""
     steps, furthest = np.arange(last + 1), positions - 1
     logs = np.log(np.arange(1, int(ends.max()) + 3).astype(np.longdouble))
     bound = steps * logs[furthest - 1][:, None] + (middle - 1 - steps) * logs[middle - 1]
@@ -142,17 +147,17 @@ def wrong_ends(middle: int, last: int, positions: Array, ends: Array) -> Array:
 
 
 def checked(buckets: int, all_positions: list[int]) -> Iterator[tuple[int, int]]:
-    """(buckets, positions) of which an end is wrong."""
+    """The pairs (buckets, positions) with a wrong end."""
     ends = np.array([log_bucket_ends(buckets, positions) for positions in all_positions])
     wrong = wrong_ends(buckets // 2, ends.shape[1] - 1, np.array(all_positions), ends)
     yield from ((buckets, all_positions[row]) for row in np.flatnonzero(wrong.any(1)))
 
 
 def positions_of(buckets: int, stride: int) -> list[int]:
-    """Every `stride`th number of positions for which these buckets are a spec."""
+    """Every `stride`th number of positions that is valid for these buckets."""
     middle = buckets // 2
     allowed = range(middle + 2, LARGEST_POSITIONS + 1)
-    if buckets % 2:  # of few odd buckets, the last begins at distances that no table holds
+    if buckets % 2:  # With few odd buckets, the last one begins at distances beyond any table.
         allowed = range(middle + 2, next((p for p in (allowed) if log_bucket_ends(buckets, p)[-1] >= MAX_REACH), 4097))
     return list(allowed[::stride])
 
@@ -192,7 +197,7 @@ def test_odd_buckets_whose_last_begins_too_far_are_refused() -> None:
 
 @pytest.mark.parametrize(("buckets", "positions", "tokens"), [(128, 513, 600), (20, 81, 90), (33, 70, 90)])
 def test_scores_equal_transformers_over_all_distances(buckets: int, positions: int, tokens: int) -> None:
-    """Both terms of DebertaV2's attention, from its own module, at distances up to and beyond the last bucket."""
+    """Both terms of the attention of transformers' DebertaV2, at distances up to and beyond the last bucket."""
     from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
     config = transformers.DebertaV2Config(

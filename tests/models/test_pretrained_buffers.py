@@ -1,4 +1,4 @@
-"""Constants that transformers computes for a dtype, where a file has another dtype than its checkpoint."""
+"""Constants that transformers computes for a dtype, if a file has another dtype than its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posexport.models.pretrained_buffers import computed_again  # noqa: E402
 
 
 def gemma(folder: Path) -> Path:
-    """Its factor is the root of 40, which is no number of bf16."""
+    """A Gemma in bf16 whose embedding factor is the root of 40, which bf16 cannot represent."""
     sizes = {"vocab_size": 16, "hidden_size": 40, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8}
     config = transformers.GemmaConfig(**sizes, num_key_value_heads=1, intermediate_size=8)
     transformers.GemmaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
@@ -39,12 +39,12 @@ def test_a_checkpoint_in_bf16_has_the_constants_of_the_files_dtype(
         assert followed, "no constant of this model follows the dtype"
         for each in followed:
             torch.testing.assert_close(found[each], wanted[each], rtol=0, atol=0)
-            assert not torch.equal(found[each], before[each].to(dtype))  # not what was rounded to bf16
+            assert not torch.equal(found[each], before[each].to(dtype))  # not the number that was rounded to bf16
     assert all(torch.equal(buffer, before[name]) for name, buffer in pretrained.model.named_buffers())
 
 
 class _Stored(nn.Module):
-    """A model with a buffer that its checkpoint holds."""
+    """A model with a buffer that its checkpoint contains."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()

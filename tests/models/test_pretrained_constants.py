@@ -1,4 +1,4 @@
-"""Buffers that keep their dtype where the weights of a checkpoint get another, and those that follow."""
+"""Buffers that keep their dtype if the weights of a checkpoint get another dtype, and buffers that change too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_tables_of_sinusoids_follow(stored: str) -> None:
 
 @pytest.mark.slow
 def test_a_model_with_such_a_table_in_fp16(tmp_path: Path) -> None:
-    """Exported from fp32, and held to transformers: the table is looked up in fp16, as the weights beside it."""
+    """Exported from fp32 and compared with transformers: the table has fp16, like the weights."""
     exported_model(checkpoint("m2m_100"), tmp_path / "model.onnx", "--dtype", "fp16")
     files = [tmp_path / f"{part}_model.onnx" for part in ("encoder", "decoder")]
     result = cli("verify", *files, "--from", checkpoint("m2m_100"), "--runtime", "ort-cpu", "--json")

@@ -1,4 +1,4 @@
-"""Encodings that transformers lacks, against the implementations of x-transformers and rotary-embedding-torch."""
+"""Encodings that transformers does not have, against x-transformers and rotary-embedding-torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posexport.spec.encoding import AttentionContext, Encoding
 from posexport.spec.positions import grid_positions
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it scripts functions, which torch has deprecated
+    warnings.simplefilter("ignore")  # It uses torch.jit.script, which is deprecated.
     from x_transformers import x_transformers as xt
 
 B, S, N, H = 2, 11, 4, 8
@@ -24,7 +24,7 @@ AT = torch.arange(S).expand(B, S)
 
 
 def state_of(encoding: str, **over: Any) -> tuple[EncodingState, Encoding]:
-    """An encoding's state with seeded weights, in fp32."""
+    """The state of an encoding with seeded weights in fp32, and the encoding."""
     spec = small_spec(encoding, **over)
     state = EncodingState(spec, torch.float32)
     weights = {name.removeprefix("encoding."): value for name, value in seeded_weights(spec, 0).items()}
@@ -96,7 +96,7 @@ def test_t5(causal: bool) -> None:
     theirs.relative_attention_bias.weight.data = state["relative_attention_bias.weight"]
     made = encoding.bias(state, AT, AT)
     assert made is not None
-    future = torch.ones(S, S, dtype=torch.bool).triu(1) & causal  # of which they say nothing
+    future = torch.ones(S, S, dtype=torch.bool).triu(1) & causal  # The packages do not define these.
     close(made[0].masked_fill(future, 0), theirs(S, S).masked_fill(future, 0))
 
 
@@ -113,7 +113,7 @@ def test_scaled_rope(kind: str) -> None:
 
 @pytest.mark.parametrize("frames", [None, 2])
 def test_axial_rope(frames: int | None) -> None:
-    """Rows first, then columns, as their axes come; with frames those before."""
+    """The axes are rows and columns, or frames, rows and columns."""
     axes, rows, columns = (2, 3, 4) if frames is None else (3, 2, 3)
     name, order = ("rope2d", "yx") if frames is None else ("rope3d", "tyx")
     width = 4 * axes

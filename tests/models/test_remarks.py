@@ -1,4 +1,4 @@
-"""What `export --model` says of a file beside writing it: dtypes, pipelines, sizes of images, inputs and experts."""
+"""Warnings of `export --model` about a file: dtypes, pipelines, sizes of images, inputs and experts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def saved(model: Any, folder: Path) -> Path:
 
 
 def warnings(folder: Path, *options: str) -> str:
-    """The warnings where the checkpoint of a folder is exported beside it."""
+    """The warnings of the export of a checkpoint."""
     output = folder.with_name("out")
     output.mkdir(exist_ok=True)
     result = cli("export", "--from", folder, "--model", "-o", output / "model.onnx", *options)
@@ -65,7 +65,7 @@ def test_a_pipeline_of_sentence_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_model_of_a_pipeline_itself_is_not_left_out(tmp_path: Path) -> None:
-    """A pipeline may have a class of its own for it, and gives it the number 0."""
+    """A pipeline may have its own class for the model. The model has the number 0."""
     folder = saved(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert")
     kinds = ("custom_st.OwnTransformer", "sentence_transformers.models.Pooling")
     modules = [{"idx": at, "path": "", "type": kind} for at, kind in enumerate(kinds)]

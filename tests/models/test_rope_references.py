@@ -1,4 +1,4 @@
-"""Cosines and sines bit for bit as transformers computes them, in float32, for every scaling and far positions."""
+"""Cosines and sines in float32 are bit for bit those of transformers, for every scaling and at far positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posexport.models.rotary import Rope
 POSITIONS = torch.tensor(
     [[0, 1, 2, 255, 256, 2047, 8191, 65_535, 131_072, 1_048_575], [7, 3, 3, 12, 500, 9, 4, 1, 0, 40]]
 )
-"""The second row stays within every trained length below, where the first is taken alone."""
+"""The second row stays within every trained length used below; the first row does not."""
 
 HEAD_DIM = 64
 TRAINED = {"original_max_position_embeddings": 4096}
@@ -41,7 +41,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def theirs(parameters: dict[str, Any], positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What Llama's rotary embedding makes, [B, S, head_dim / 2] each."""
+    """Cosines and sines of Llama's rotary embedding, [B, S, head_dim / 2] each."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     rope = {
@@ -84,7 +84,7 @@ def test_another_theta_or_factor_shows_in_the_bits() -> None:
 
 @pytest.mark.parametrize("name", [name for name in SCALINGS if name != "dynamic"])
 def test_exact_angles_at_every_position_to_2_24(name: str) -> None:
-    """Dynamic NTK has no exact ones, since its frequencies depend on the length: it is refused."""
+    """Dynamic NTK is refused: it has no exact angles, because its frequencies depend on the length."""
     random = torch.Generator().manual_seed(0)
     positions = torch.cat((POSITIONS[:1], torch.randint(0, 2**24 + 1, (1, 4000), generator=random)), 1)
     positions = torch.cat((positions, torch.tensor([[2**24, 2**24 - 1]])), 1)
@@ -95,4 +95,4 @@ def test_exact_angles_at_every_position_to_2_24(name: str) -> None:
         assert made.dtype == torch.float32
         assert float((made.double() - wanted).abs().max()) < 2.5e-7 * largest
     apart = ours(parity, positions, torch.float32)[0].double() - truth[0]
-    assert float(apart.abs().max()) > 1e-3  # what exact is for
+    assert float(apart.abs().max()) > 1e-3  # Exact angles avoid this error.

@@ -1,4 +1,4 @@
-"""Stacks as users have them: memory, the whole of `verify`, TensorRT's compiler and importer, commands of the docs."""
+"""Stacks of realistic size: memory, the whole `verify`, TensorRT's compiler and importer, commands of the docs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_memory_does_not_grow_with_layers(tmp_path: Path) -> None:
         command = [sys.executable, "-c", _CHILD, how, str(layers), str(tmp_path / f"{layers}.onnx")]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    for how in ("export", "verify"):  # 24 layers hold 400 MB in fp32, 800 MB in float64
+    for how in ("export", "verify"):  # 24 layers have 400 MB in fp32 and 800 MB in float64.
         assert peak(how, 24) < 1.3 * peak(how, 2), how
-    assert peak("at once", 24) > 1.6 * peak("export", 2)  # the measure sees who holds all of them
+    assert peak("at once", 24) > 1.6 * peak("export", 2)  # The measurement shows if all layers are in memory.
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_verify_passes_stacks_and_finds_the_layer_that_is_wrong(tmp_path: Path, 
             for at, value in enumerate(node.input):
                 node.input[at] = swap.get(value, value)
         onnx.save(model, tmp_path / f"{name}.onnx")
-        (tmp_path / f"{name}.onnx.json").unlink(missing_ok=True)  # it would say that the file was changed
+        (tmp_path / f"{name}.onnx.json").unlink(missing_ok=True)  # The manifest would reveal that the file was changed.
     report = verify(
         [tmp_path], runtimes={name: RUNTIMES[name] for name in ("ort-cpu", "tensorrt-import")}, reach={"seq": 300}
     )

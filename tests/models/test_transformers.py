@@ -1,6 +1,6 @@
-"""Blocks without caches against transformers' own modules, with their weights (random: nothing is downloaded), in fp32.
+"""Blocks without caches against transformers' modules with the same random weights, in fp32.
 
-A case is one attention layer with what entered and left it. Each has faults planted in our spec of it, which must show.
+A case is one attention layer with its input and output. Each case has faults of the spec, which must show.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def token_ids() -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of `small_spec`, weights and inputs by our names, their output, and which queries are no padding."""
+    """Arguments of `small_spec`, weights and inputs by posexport's names, the output, and the mask of real queries."""
 
     spec: dict[str, Any]
     weights: Weights
@@ -64,14 +64,14 @@ class Case:
     real: Tensor | None = None
 
     def error(self, wrong: dict[str, Any] | None = None) -> float:
-        """Of our block, or of the one with a fault, which drops the weights it has no place for."""
+        """The error of the block, or of one with the fault `wrong`, without the weights that it does not have."""
         spec = small_spec(**{**self.spec, **(wrong or {})})
         weights = {key: value for key, value in self.weights.items() if wrong is None or key in weight_shapes(spec)}
         return error(torch_call(spec, weights)(self.inputs)["output"], self.theirs, self.real)
 
 
 def decoder_layer(name: str, index: int) -> Case:
-    """A layer of the decoders of hf_helpers, whose positions start anywhere."""
+    """A layer of the decoders of hf_helpers, with positions that do not start at 0."""
     family = FAMILIES[name]
     model, layers, watches = family.build()
     at = positions(0, 40)
@@ -81,7 +81,7 @@ def decoder_layer(name: str, index: int) -> Case:
 
 
 def mistral_model() -> Case:
-    """Two whole layers from token ids: names of weights as in the model's own files, norms, SwiGLU and window."""
+    """Two whole layers from token ids, with the model's names of weights, norms, SwiGLU and a window."""
     family = FAMILIES["mistral"]
     config = family.config()
     config.num_hidden_layers = 2
@@ -121,8 +121,10 @@ def gptj(rotary_dim: int) -> Case:
 
 @functools.cache
 def t5_model() -> dict[str, Case]:
-    """Encoder and decoder, with padding behind the encoder's tokens: its attention, and the decoder's over it, for a
-    prefill and for one more token over the cache."""
+    """The attention of T5's encoder, with padding on the right, and the decoder's cross-attention to it.
+
+    The cross-attention runs for a prefill and for one more token over the cache.
+    """
     model = made(transformers.T5Model(transformers.T5Config(vocab_size=17, num_layers=1, **T5_SIZES)))
     model.set_attn_implementation("eager")
     encoder, cross = model.encoder.block[0].layer[0].SelfAttention, model.decoder.block[0].layer[1].EncDecAttention
@@ -156,8 +158,8 @@ def bert() -> Case:
         attn_implementation="eager",
     )
     model = made(transformers.BertModel(config, add_pooling_layer=False))
-    model.embeddings.token_type_embeddings.weight.zero_()  # ours has no segments
-    model.embeddings.LayerNorm = torch.nn.Identity()  # nor BERT's norm between embedding and first layer
+    model.embeddings.token_type_embeddings.weight.zero_()  # A block does not have segments.
+    model.embeddings.LayerNorm = torch.nn.Identity()  # A block does not have BERT's norm after the embedding.
     attention = model.encoder.layer[0].attention
     watch = Watch(attention.self.query, attention.output.dense)
     kept = torch.tensor([[1] * SEQ, [1] * (SEQ - 2) + [0] * 2])
@@ -191,7 +193,9 @@ def conformer() -> Case:
     weights = renamed(
         theirs, {f"{name[0]}_proj": f"linear_{name[0]}" for name in ATTENTION[:3]} | {"o_proj": "linear_out"}
     )
-    alternating = theirs.linear_pos.weight  # their R alternates sine and cosine, ours holds one half of each
+    alternating = (
+        theirs.linear_pos.weight
+    )  # Their R alternates sines and cosines; ours has all sines, then all cosines.
     weights["encoding.r_proj.weight"] = torch.cat((alternating[:, 0::2], alternating[:, 1::2]), 1)
     weights["encoding.content_bias"], weights["encoding.position_bias"] = theirs.pos_bias_u, theirs.pos_bias_v
     inputs = {"hidden_states": x, "position_ids": positions(0, 30)}
@@ -292,7 +296,7 @@ def test_t5_buckets(num_buckets: int, max_distance: int, bidirectional: bool) ->
     theirs = T5Attention._relative_position_bucket(offsets, bidirectional, num_buckets, max_distance)
     ours = torch.tensor(t5_buckets(num_buckets, max_distance, bidirectional))
     apart = offsets[ours != theirs].abs()
-    # transformers takes logarithms in fp32: a distance on a bucket's edge may fall one short of it
+    # transformers computes logarithms in fp32, so a distance at the edge of a bucket may get the bucket before it.
     exact = num_buckets // (4 if bidirectional else 2)
     wide = exact
     for distance in apart.tolist():

@@ -1,7 +1,7 @@
-"""Blocks with caches against transformers' decoders with theirs: a prefill, single tokens and a chunk, fp32 throughout.
+"""Blocks with caches against transformers' decoders with caches: a prefill, single tokens and a chunk, all in fp32.
 
-Masks, positions and caches are made by the model (hf_helpers). The block runs as torch runs it and as ONNX Runtime
-runs its exported forms. Queries that are padding are no part of the comparison: nobody reads them.
+The model makes masks, positions and caches (hf_helpers). The block runs in torch, and its exported forms run in ONNX
+Runtime. The comparison leaves out queries that are padding, because nothing reads them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from posexport.spec.contract import graph_inputs
 from posexport.spec.spec import CACHES, Spec
 
 STEPS = tuple(pairwise((0, 6, 7, 8, 11, 12)))
-"""Where each call starts and ends: a prefill, two tokens, a chunk, a token."""
+"""The start and end of each call: a prefill, two single tokens, a chunk, a single token."""
 
 TOTAL = STEPS[-1][1]
 MASKS = {
@@ -49,12 +49,12 @@ MASKS = {
     "gaps": [[0] + [1] * (TOTAL - 1), [0, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1]],
     "chunk": [[1] * TOTAL, [1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1]],
 }
-"""Which tokens are padding: none, some on the left, some in between too, the first of a chunk over cached ones."""
+"""Which tokens are padding: none, some on the left, some in between too, or the first of a chunk after cached ones."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What the model did: its attention layers, and of each the states that entered and left it, by step."""
+    """A run of a model: its attention layers, and the input and output of each layer by step."""
 
     layers: list[Any]
     entered: list[list[Tensor]]
@@ -65,7 +65,7 @@ class Decoded:
 
 
 def places(mask: str) -> tuple[Tensor, Tensor | None]:
-    """Positions and mask [B, T]: with a mask positions count tokens and are 0 at padding, as in `generate`."""
+    """Positions and mask [B, T]. With a mask, positions count tokens and are 0 at padding, as in `generate`."""
     if MASKS[mask] is None:
         return torch.arange(TOTAL) + torch.tensor([[0], [40]]), None
     kept = torch.tensor(MASKS[mask])
@@ -96,7 +96,7 @@ def decoded(name: str, mask: str) -> Decoded:
 
 
 def empty(spec: Spec) -> Tensor:
-    """A cache before the first token: nothing, or a buffer that holds what nobody may see."""
+    """A cache before the first token: empty, or a buffer with values that must not be visible."""
     shape = (BATCH, spec.num_kv_heads, TOTAL + 3 if spec.kv_cache == "shared" else 0, spec.head_dim)
     return torch.full(shape, 3.0)
 
@@ -110,7 +110,7 @@ def replay(
     for (start, end), x in zip(STEPS, entered, strict=True):
         given |= {"hidden_states": x, "position_ids": positions[:, start:end]}
         if mask is not None:
-            shared = torch.nn.functional.pad(mask, (0, 3), value=1)  # what lies behind the last token is no key
+            shared = torch.nn.functional.pad(mask, (0, 3), value=1)  # Slots after the last token do not contain keys.
             given["attention_mask"] = shared if spec.kv_cache == "shared" else mask[:, :end]
         if spec.kv_cache == "shared":
             given["write_indices"] = torch.full((BATCH,), start)
@@ -121,7 +121,7 @@ def replay(
 
 
 def errors(outputs: list[Tensor], left: list[Tensor], mask: Tensor | None) -> list[float]:
-    """The error of each step, over its tokens."""
+    """The error of each step over its tokens."""
     kept = torch.ones(BATCH, TOTAL) if mask is None else mask
     return [
         error(ours, theirs, kept[:, start:end]) for ours, theirs, (start, end) in zip(outputs, left, STEPS, strict=True)
@@ -129,7 +129,7 @@ def errors(outputs: list[Tensor], left: list[Tensor], mask: Tensor | None) -> li
 
 
 def cache_error(caches: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> float:
-    """Keys and values; with a window transformers forgets those out of sight, ours keep all."""
+    """The error of cached keys and values. With a window, transformers drops old ones and posexport keeps all."""
     return max(error(own[:, :, :TOTAL][:, :, -kept.shape[2] :], kept) for own, kept in zip(caches, theirs, strict=True))
 
 
@@ -137,7 +137,7 @@ def _masked_layers() -> Iterator[Any]:
     for name, index in LAYERS:
         for mask in MASKS:
             if mask in ("gaps", "chunk") and FAMILIES[name].counts_gaps:
-                continue  # ours never does
+                continue  # A block never counts gaps.
             yield pytest.param(name, index, mask, id=f"{name}-{index}-{mask}")
 
 
@@ -153,7 +153,7 @@ def test_decode(name: str, index: int, mask: str, kv_cache: str) -> None:
 
 
 def test_the_cache_of_a_window_may_forget() -> None:
-    """transformers keeps window - 1 keys of Mistral; the block goes on from those as from all."""
+    """transformers keeps window - 1 keys of Mistral. The block gives the same results from these as from all keys."""
     run = decoded("mistral", "whole")
     spec, weights = spec_and_weights("mistral", 0, run.layers[0], fields={"kv_cache": "concat"})
     keys, values = run.caches[0]
@@ -171,8 +171,10 @@ def test_the_cache_of_a_window_may_forget() -> None:
 
 @pytest.mark.parametrize("kv_cache", CACHES)
 def test_the_temperature_of_llama_4_goes_by_position_ids(kv_cache: str) -> None:
-    """transformers counts columns of the cache, padding too: given those as position_ids, ours is the same. Positions
-    that count tokens give padded rows what they have alone."""
+    """transformers counts cache columns, including padding; with these as position_ids, the block gives the same.
+
+    With positions that count tokens, padded rows give the same results as without padding.
+    """
     config = FAMILIES["llama4"].config()
     config.no_rope_layers, config.layer_types = [0], ["full_attention"]
     config.floor_scale, config.attn_scale = 3, 2.0
@@ -181,7 +183,7 @@ def test_the_temperature_of_llama_4_goes_by_position_ids(kv_cache: str) -> None:
     assert kept is not None
     watch, cache, entered, left = Watch(layer.q_proj, layer.o_proj), transformers.DynamicCache(config=config), [], []
     x = states(TOTAL)
-    x[1, 3:] = x[0, :-3]  # the second row is the first, behind three tokens of padding
+    x[1, 3:] = x[0, :-3]  # The second row is the first after three tokens of padding.
     for start, end in STEPS:
         given = {"attention_mask": kept[:, :end], "position_ids": counted[:, start:end], "past_key_values": cache}
         model(inputs_embeds=x[:, start:end], use_cache=True, **given)
@@ -224,7 +226,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("t5", {"max_distance": 5}),
     *((name, {"causal": False}) for name in ("llama", "bloom", "mpt", "gpt-oss", "t5")),
 ]
-"""Layer 0 of a family, and what is wrong in our spec of it."""
+"""Faults in the spec of layer 0 of a family."""
 
 
 @pytest.mark.parametrize(("name", "wrong"), FAULTS, ids=str)
@@ -264,12 +266,12 @@ def test_wrong_weights_are_noticed(name: str, spoil: Any) -> None:
     ],
 )
 def test_wrong_inputs_are_noticed(name: str, mask: str, wrong: str) -> None:
-    """A mask of ones, or positions that count the padding."""
+    """The fault is a mask of ones, or positions that count the padding."""
     run = decoded(name, mask)
     assert run.mask is not None
     spec, weights = spec_and_weights(name, 0, run.layers[0], fields={"kv_cache": "concat", "padding_mask": True})
     given = torch.ones_like(run.mask) if wrong == "mask" else run.mask
-    counted = torch.arange(TOTAL).expand(BATCH, TOTAL) + (torch.arange(TOTAL) > 6) * 3  # also a step too far
+    counted = torch.arange(TOTAL).expand(BATCH, TOTAL) + (torch.arange(TOTAL) > 6) * 3  # with a gap after token 6
     outputs, _ = replay(
         torch_call(spec, weights), spec, run.entered[0], counted if wrong == "positions" else run.positions, given
     )
@@ -298,7 +300,7 @@ def ort_call(spec: Spec, weights: Weights, form: str) -> Call:
         return {name: torch.from_numpy(array) for name, array in out.items()}
 
     def row_by_row(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """GroupQueryAttention takes a chunk over cached keys for batch 1 only."""
+        """Runs each row alone: GroupQueryAttention accepts a chunk after cached keys only for batch 1."""
         if inputs["hidden_states"].shape[1] == 1 or int(inputs["write_indices"].max()) == 0:
             return call(inputs)
         rows = [call({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(BATCH)]
@@ -344,7 +346,7 @@ def test_a_wrong_graph_is_noticed(name: str, form: str, wrong: dict[str, Any]) -
 
 
 def test_no_form_is_refused() -> None:
-    """For ONNX Runtime, in these families."""
+    """These families have every form for ONNX Runtime."""
     refused = set()
     for name in ("llama", "gemma2", "gpt-oss"):
         for form in ("decomposed", "native", "contrib"):

@@ -1,4 +1,4 @@
-"""Decoders that read their prompt in both directions are refused, by masks and configurations of transformers."""
+"""Decoders with bidirectional attention over the prompt are refused, by transformers' masks and configurations."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_masks_of_numbers_show_it_too() -> None:
 
 
 def test_without_caches_too(tmp_path: Path) -> None:
-    """Such a file would compute what the model's forward does, and make other tokens than transformers."""
+    """Such a file would compute the model's forward, but generate other tokens than transformers."""
     torch.manual_seed(0)
     model = decoder("Qwen2", is_causal=False)()
     save_randomised(model, tmp_path / "qwen2")
@@ -124,9 +124,9 @@ def test_without_caches_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_neither_exported_nor_verified(tmp_path: Path) -> None:
-    """Without types of tokens transformers itself takes such a model as causal, so a file of it passed.
+    """Without token types, transformers itself treats such a model as causal, so verify would pass its file.
 
-    What it has below its head reads images too, and would be refused as well.
+    The part below its head also reads images and would be refused too.
     """
     save_randomised(paligemma(), tmp_path / "paligemma")
     command = ("export", "--from", tmp_path / "paligemma", "--model", "-o", tmp_path / "model.onnx")
@@ -155,4 +155,4 @@ def test_its_states_are_exported_as_the_sentence_says(tmp_path: Path) -> None:
     wanted = model.model(input_ids=ids).last_hidden_state
     assert abs(states - wanted.numpy()).max() < 1e-4
     other = model.model(input_ids=torch.tensor([[5, 17, 3, 44, 22]])).last_hidden_state
-    assert not torch.allclose(wanted[:, 0], other[:, 0])  # a first token that sees the last one
+    assert not torch.allclose(wanted[:, 0], other[:, 0])  # The first token sees the last one.

@@ -1,4 +1,4 @@
-"""Folders of checkpoints that `export --model` refuses for how their weights are stored, in one sentence."""
+"""Checkpoint folders that `export --model` refuses in one sentence because of the way their weights are stored."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
 def restored(folder: Path, change: Callable[[Tensor], Tensor]) -> None:
-    """Put another tensor in the place of Q_PROJ."""
+    """Replaces the tensor Q_PROJ by a changed one."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     save_file({**tensors, Q_PROJ: change(tensors[Q_PROJ])}, path, {"format": "pt"})
@@ -106,7 +106,7 @@ def test_weights_that_are_not_finite(value: float, folder: Path) -> None:
 
 
 def test_a_tensor_in_two_shards(folder: Path) -> None:
-    """transformers takes the last of them, whatever the index says."""
+    """transformers uses the last of them, whatever the index says."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     save_file({Q_PROJ: tensors[Q_PROJ] * 2}, folder / "b.safetensors", {"format": "pt"})
@@ -119,7 +119,7 @@ def test_a_tensor_in_two_shards(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["a list", "deep", "a pipe"])
 def test_settings_of_generation_that_are_no_json(kind: str, folder: Path) -> None:
-    """transformers opens the file, so it is looked at before."""
+    """transformers opens this file, so posexport checks it first."""
     path = folder / "generation_config.json"
     path.unlink(missing_ok=True)
     if kind == "a pipe":
@@ -138,7 +138,7 @@ def test_files_of_holes_are_refused_before_the_work(name: str, folder: Path, mon
 
 
 def test_buffers_may_hold_integers(tmp_path: Path) -> None:
-    """Such as the position_ids that checkpoints of BERT still have."""
+    """An example is position_ids, which checkpoints of BERT still have."""
     stored = {"bert.embeddings.position_ids": torch.arange(8), "bert.pooler.dense.weight": torch.ones(2, 2)}
     save_file(stored, tmp_path / "model.safetensors")
     Tensors(tmp_path, whole=True).check_stored(["pooler.dense.weight"])

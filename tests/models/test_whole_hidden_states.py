@@ -1,4 +1,4 @@
-"""The hidden states that enter a model's head, found however the head calls its decoder."""
+"""The hidden states before a model's head are found, however the head calls its decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of whole models beyond tokens, keys and values: keys that choose tokens, and videos."""
+"""Further inputs of whole models: keys of an indexer that selects tokens, and videos."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = torch.arange(3, 15)[None]
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """A model whose queries see four tokens, which an indexer chooses by keys of its own."""
+    """A model whose queries see four tokens; an indexer with its own keys selects them."""
     row = ROWS["deepseek_v32"]
     return build(attrs.evolve(row, options={**row.options, "num_hidden_layers": 2}))
 
@@ -61,7 +61,7 @@ def caches_of(names: Any) -> set[str]:
     ],
 )
 def test_keys_of_layers_that_are_not_traced_are_not_traced_either(name: str, kept: set[str]) -> None:
-    """States of all layers stay: transformers asks those of the last one whether there are tokens before."""
+    """The states of all layers stay, because transformers asks the last one whether there are past tokens."""
     _, whole = decoder_of(build(ROWS[name]), torch.float32)
     traced = without_keys_of_others(whole, (0, 1) if name == "qwen3_next" else (0,))
     assert caches_of(traced.inputs) == caches_of(traced.outputs) == kept < caches_of(whole.inputs)
@@ -71,7 +71,7 @@ def test_keys_of_layers_that_are_not_traced_are_not_traced_either(name: str, kep
 
 
 def test_parts_of_a_configuration_without_a_module_are_not_left_out() -> None:
-    """The file of MPT was said to be without its "attn"."""
+    """The export of MPT must not warn that its "attn" is left out."""
     model = build(attrs.evolve(ROWS["mpt"], options={**ROWS["mpt"].options, "n_layers": 1}))
     assert Pretrained(folder=Path(), files=(), model=model, weights={}).left_out == ()
     assert type(model.config.attn_config).__name__ == "MptAttentionConfig"
@@ -79,7 +79,7 @@ def test_parts_of_a_configuration_without_a_module_are_not_left_out() -> None:
 
 @torch.no_grad()
 def test_a_file_without_caches_needs_none_that_can_be_handed_on() -> None:
-    """xLSTM was refused with the advice to give --kv-cache none, also where that was given."""
+    """xLSTM must not be refused if --kv-cache none is given."""
     model: Any = build(ROWS["xlstm"])
     with pytest.raises(RequestError, match="give --kv-cache none"):
         decoder_of(model, torch.float32)
@@ -90,7 +90,7 @@ def test_a_file_without_caches_needs_none_that_can_be_handed_on() -> None:
 
 
 def test_a_model_that_pools_tokens_is_traced_with_more() -> None:
-    """CANINE was said to be one that transformers can't run."""
+    """CANINE needs more tokens than other models for an example."""
     _, signature = encoder_of(build(ROWS["canine"]), torch.float32)
     assert signature.example["input_ids"].shape == signature.example["attention_mask"].shape == (2, 24)
     _, signature = encoder_of(build(ROWS["bert"]), torch.float32)
@@ -99,7 +99,7 @@ def test_a_model_that_pools_tokens_is_traced_with_more() -> None:
 
 @torch.no_grad()
 def test_states_alone_are_handed_on() -> None:
-    """Mamba-2 calls its cache otherwise, and was refused."""
+    """Mamba-2 has another name for its cache."""
     model: Any = build(ROWS["mamba2"])
     decoder, signature = decoder_of(model, torch.float32)
     before: list[dict[str, torch.Tensor]] = [{} for _ in range(4)]
@@ -140,7 +140,7 @@ def test_a_video_has_the_frames_and_the_channels_of_its_configuration() -> None:
 
 
 def test_cached_keys_of_an_indexer_are_never_alike() -> None:
-    """Which tokens TopK takes of those with one score is not defined, so a right file could give other numbers."""
+    """TopK may select any of several equal scores, so a correct file could give other results."""
     names = ("past_key_values.0.key", "past_key_values.0.indexer.key")
     shapes: dict[str, Any] = dict.fromkeys(names, ("batch", 1, "past", 16)) | {"input_ids": ("batch", "sequence")}
     axes: dict[int, Any] = {4: (BATCH, 1, PAST, 16), 2: (BATCH, SEQ)}

@@ -1,4 +1,4 @@
-"""Decoders that keep images in their caches are refused with caches, and written without."""
+"""Decoders that keep images in their caches are refused with caches, and exported without."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_masks_of_other_decoders_are_those_of_their_tokens(kind: str, tmp_pa
 
 
 def test_nothing_behind_the_mask_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step costs nothing, however large the model is."""
+    """The check does not run the layers, so it is fast however large the model is."""
     model, cache = small_checkpoint(tmp_path / "llama"), transformers.DynamicCache()
     model(input_ids=torch.ones(1, 3, dtype=torch.int64), past_key_values=cache)
     made = list[object]()

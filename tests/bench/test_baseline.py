@@ -1,4 +1,4 @@
-"""The gate on synthetic series: what noise does to it, what it catches, what it refuses. No clock is asserted on."""
+"""The gate on synthetic series: the effect of noise, what it catches, what it refuses. No test depends on a clock."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def ratio(parts: Sequence[float]) -> statistics.Ratio:
 
 
 def result(lower_bound: Sequence[float], torch: Sequence[float] | None = None, **over: Any) -> Benchmark:
-    """A run of one runtime at one shape, by its ratios in every process."""
+    """A run of one runtime at one shape, from its ratios in every process."""
     processes = {"lower_bound": tuple(lower_bound)} | ({} if torch is None else {"torch": tuple(torch)})
     timed = Timing(
         runtime="ort-cpu",
@@ -65,13 +65,16 @@ def only(gate: regression.Gate) -> regression.Change:
 
 
 class Noise:
-    """Runs on a noisy machine: each process has its luck, one in ten is disturbed, and each run is off by a little."""
+    """Runs on a noisy machine.
+
+    Each process has a random factor (`luck`), one in ten is disturbed, and each run has a random factor (`drift`).
+    """
 
     def __init__(self, seed: int, luck: float, drift: float) -> None:
         self._draw, self._luck, self._drift = random.Random(seed), luck, drift
 
     def run(self, middle: float) -> Iterator[float]:
-        """The ratio in one process after another."""
+        """The ratios of one process after another."""
         offset = self._draw.gauss(0, self._drift)
         while True:
             disturbed = abs(self._draw.gauss(0, 0.15)) if self._draw.random() < 0.1 else 0.0
@@ -79,8 +82,10 @@ class Noise:
 
 
 def judged(noise: Noise, slowdown: float, allowed: float = 0.05) -> tuple[str, int]:
-    """One gate as `bench_to_keep` and `bench_gated` run it, with processes until it is settled; its state, and how many
-    it took."""
+    """One gate as `bench_to_keep` and `bench_gated` run it, with as many processes as it needs.
+
+    Returns its state and the number of processes.
+    """
     saved: list[float] = []
     for part in noise.run(1.3):
         saved.append(part)
@@ -137,7 +142,7 @@ def test_only_what_lies_wholly_above_what_is_allowed_is_slower(factor: float, al
 
 
 def test_a_slower_machine_is_no_regression() -> None:
-    """Seconds play no part: only the ratio to what was timed beside it."""
+    """Only the ratio to the reference of the same run counts, not the seconds."""
     slow = result(STEADY)
     (shape,) = slow.shapes
     seconds = statistics.summarize([9.0])
@@ -153,7 +158,7 @@ def test_the_steadier_reference_is_taken() -> None:
     assert only(regression.compare(result(wild, STEADY), result(wild, STEADY), 0.05)).reference == "torch"
     assert (
         only(regression.compare(result(wild, STEADY), result(STEADY), 0.05)).reference == "lower_bound"
-    )  # it is in both
+    )  # Both results have this reference.
 
 
 @pytest.mark.parametrize(

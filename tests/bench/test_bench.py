@@ -1,4 +1,4 @@
-"""`posexport bench` on a tiny block: states, numbers and exit codes. What is fast or slow is not asserted."""
+"""`posexport bench` on a tiny block: states, numbers and exit codes. No test depends on speed."""
 
 import json
 from collections.abc import Callable
@@ -83,7 +83,9 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
         assert timed["tokens_per_second"] == shape["batch"] * shape["seq"] / timed["seconds"]["median"]
         assert timed["load_seconds"] > 0 and timed["build_seconds"] is None
         assert timed["engine"]["engine"] == "onnxruntime"
-        assert timed["seconds"]["count"] >= 9 and timed["seconds"]["count"] % 3 == 0  # as many runs in each round
+        assert (
+            timed["seconds"]["count"] >= 9 and timed["seconds"]["count"] % 3 == 0
+        )  # Each round has the same number of runs.
         assert 0 < timed["seconds"]["p10"] <= timed["seconds"]["median"] <= timed["seconds"]["p99"]
         for ratio in timed["ratios"].values():
             assert ratio["low"] <= ratio["median"] <= ratio["high"]
@@ -91,7 +93,7 @@ def test_every_candidate_has_a_state_and_a_required_one_that_is_missing_exits_3(
 
 
 class Crashing:
-    """Workers that end in a crash, or fail as the engine would, but for torch's and the lower bound's."""
+    """Workers that crash or fail like an engine, except those of torch and of the lower bound."""
 
     def __init__(self, how: Callable[[], dict[str, Any]]) -> None:
         self._how, self.runtime = how, ""
@@ -151,7 +153,7 @@ def test_a_peer_that_fails_is_not_the_artifacts_fault_unless_it_was_named(
             self.role = request.get("role", getattr(self, "role", ""))
             if self.role == "torch" and request["do"] == "shape":
                 return {"ok": False, "error": "out of memory", "code": "memory"}
-            self.runtime = "torch"  # never crashes
+            self.runtime = "torch"  # torch never crashes
             return super().ask(request | {"runtime": {"name": "torch"}}, time_limit)
 
     monkeypatch.setattr(rounds, "Worker", lambda module: Short(crash))

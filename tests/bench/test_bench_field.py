@@ -1,4 +1,4 @@
-"""Sessions of processes: what fails where, how many rounds there is time for, and peers that are files of their own."""
+"""Bench sessions with several processes: failures, the number of rounds, and peers with their own files."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,11 +22,11 @@ SHORT, LONG_RUN_SECONDS = Sizes(seq=5), Sizes(seq=6)
 SETTINGS = BenchOptions(rounds=4, warmup=1)
 
 Faults = dict[tuple[str, str, int | None], dict[str, Any]]
-"""By role or runtime, request and tokens (None: any): the answer that a worker gives instead."""
+"""The answer that a worker gives instead, by role or runtime, request and tokens (None: any)."""
 
 
 class World:
-    """Workers that answer from a script, and what they were asked."""
+    """Workers that answer from a script and record their requests."""
 
     def __init__(self, faults: Faults | None = None, turn: float = 1e-3) -> None:
         self.faults, self.turn = faults or {}, turn
@@ -106,7 +106,7 @@ def test_every_session_has_processes_of_its_own(run: Callable[..., BenchSession]
     assert timed.seconds is not None and timed.seconds.count == 3 * 4 * 3
     assert field.rounds == [12, 12]
     seeds = {request["seed"] for _, do, request in world.asked if do == "shape"}
-    assert seeds == {0}  # the same inputs in every process
+    assert seeds == {0}  # Every process gets the same inputs.
 
 
 def test_what_fails_at_a_shape_stays_timed_before_and_failed_after(run: Callable[..., BenchSession]) -> None:
@@ -134,7 +134,7 @@ def test_without_memory_or_with_inputs_that_it_refuses_it_fails_at_that_shape_al
     field = run(world, "ort-cpu")
     assert states(field, "ort-cpu") == ["failed", "timed"]
     assert said in reason(field, "ort-cpu", 0)
-    assert world.count("ort-cpu", "open") == 2  # the process is gone, so another one takes the next shape
+    assert world.count("ort-cpu", "open") == 2  # The process is gone, so another one runs the next shape.
 
 
 def test_a_failure_in_a_later_process_is_not_hidden_by_the_first(run: Callable[..., BenchSession]) -> None:
@@ -159,7 +159,7 @@ def test_memory_that_others_take_anew_in_each_run_is_kept_free(run: Callable[...
     world = World()
     run(world, "ort-cpu")
     kept = [request["keep_free"] for _, do, request in world.asked if do == "shape"][:4]
-    assert kept == [0, 60, 60, 60]  # a peak of 100 bytes, of which 40 stay
+    assert kept == [0, 60, 60, 60]  # The peak is 100 bytes, of which 40 stay.
 
 
 def test_peers_that_are_files_are_made_once_and_run_by_onnxruntime(run: Callable[..., BenchSession]) -> None:

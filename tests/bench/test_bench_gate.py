@@ -1,5 +1,7 @@
-"""`posexport bench --save`, `--baseline` and `--against`: what they write, say and exit with. Workers are scripted, but
-in the slow test, which plants transposes into a graph."""
+"""`posexport bench --save`, `--baseline` and `--against`: their files, output and exit codes.
+
+Workers are scripted, except in the slow test, which plants transposes into a graph.
+"""
 
 import json
 import shlex
@@ -37,7 +39,7 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Speeds:
-    """Workers whose runs take a millisecond times a factor by runtime, give or take, the same in every test."""
+    """Workers whose runs take about a millisecond times a factor of the runtime; the noise is equal in every test."""
 
     def __init__(self, factors: dict[str, float], luck: float = 0.004) -> None:
         self.factors, self.opened, self.luck = factors, 0, luck
@@ -103,7 +105,10 @@ def test_a_saved_result_says_what_it_is(base: Path) -> None:
 def test_an_unsteady_result_to_save_takes_more_processes(
     block: Path, bench: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """A gated one too: it would stop where it looks faster than it is. That a baseline is unsteady is told."""
+    """This also holds for a gated result that is saved: a gate alone stops early, when it may look too fast.
+
+    A warning tells that a baseline is unsteady.
+    """
     path, other = tmp_path / "base.json", tmp_path / "other.json"
     asked = (block, "--runtime", "ort-cpu", "--scenario", "prefill:5", "--save", path)
     for given, processes in (((), 20), (("--processes", 4), 4)):
@@ -131,7 +136,7 @@ def test_an_equal_build_is_fine(block: Path, bench: Callable[..., Result], base:
     result = bench(block, "--baseline", base)
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("Nothing got slower.\n")
-    assert "ort-cuda" not in result.stdout  # the runtimes, and the scenarios, are those of the baseline
+    assert "ort-cuda" not in result.stdout  # The runtimes and the scenarios are those of the baseline.
     assert [line for line in result.stdout.splitlines() if line.startswith(" ort-cpu   prefill:")]
 
 

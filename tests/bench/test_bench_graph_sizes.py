@@ -1,4 +1,4 @@
-"""Files that posexport didn't write under bench: which sizes they take, by meaning, and the inputs of those sizes."""
+"""bench with files from other tools: the sizes that they accept, by meaning, and the inputs with these sizes."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def drawn(one: TimedGraph, text: str, seed: int = 0) -> dict[str, np.ndarray[Any
 def test_workers_draw_inputs_of_the_sizes_without_padding(tmp_path: Path) -> None:
     one = graph(tmp_path, "shared")
     inputs = drawn(one, "batch=2,seq=3,past_seq=5,max_seq=9")
-    assert json.loads(json.dumps(one.request(one.read_sizes("seq=3"))))  # it travels to a process
+    assert json.loads(json.dumps(one.request(one.read_sizes("seq=3"))))  # It is sent to a process.
     assert {name: array.shape for name, array in inputs.items()} == {
         "input_ids": (2, 3),
         "attention_mask": (2, 8),
@@ -193,7 +193,7 @@ def test_buffers_are_written_in_place_and_grown_caches_are_not(tmp_path: Path, n
 
 
 def test_a_bound_run_writes_into_the_buffer_that_it_reads(tmp_path: Path) -> None:
-    """past + 1 as `present`: two runs in place make 3 of 1, two runs into memory of their own make 2."""
+    """`present` is past + 1. From 1, two runs in place give 3, and two runs into separate memory give 2."""
     path, shape = tmp_path / "add.onnx", ["b", 2]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("past", "present")]
     one = numpy_helper.from_array(np.ones(1, np.float32), "one")

@@ -1,4 +1,4 @@
-"""Files that posexport didn't write under bench: what is timed and said of them, alone and in pairs of any files."""
+"""bench with files from other tools: timings and messages, for one file and for pairs of files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from posexport.files import sha256_of
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A decoder, the same but much slower, one without attention, an artifact and the same without its metadata."""
+    """A decoder, a much slower copy, a graph without attention, an artifact, and the artifact without its metadata."""
     folder = tmp_path_factory.mktemp("graphs")
     names = ("decoder", "slow", "plain", "foreign", "own")
     paths = {name: folder / f"{name}.onnx" for name in names}
@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def slower(model: onnx.ModelProto, side: int = 700) -> onnx.ModelProto:
-    """The model with a large product that its logits wait for, and that adds nothing to them."""
+    """The model with a large product that its logits depend on but that does not change them."""
     graph = model.graph
     table = np.zeros((side, side), np.float32)
     graph.initializer.extend(
@@ -207,7 +207,7 @@ def test_any_two_files_are_timed_in_the_same_rounds(files: dict[str, Path], name
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the seconds that torch and the lower bound take to load, where there are such."""
+    """Leaves out torch and the lower bound, which take seconds to load."""
     from posexport.bench import candidates
 
     monkeypatch.setattr(candidates, "ALWAYS", ())
@@ -287,7 +287,7 @@ def test_an_artifact_that_lost_its_spec_is_refused(files: dict[str, Path], tmp_p
 
 
 def test_the_same_inputs_go_into_a_graph_as_its_spec_asks_for(files: dict[str, Path]) -> None:
-    """A worker that gets roles feeds what a worker that gets the spec would feed, in shape and dtype."""
+    """A worker that gets roles feeds inputs of the same shapes and dtypes as a worker that gets the spec."""
     fed: list[dict[str, Any]] = []
 
     class Noting:
@@ -307,7 +307,7 @@ def test_the_same_inputs_go_into_a_graph_as_its_spec_asks_for(files: dict[str, P
 
 
 def test_graphs_are_compared_with_their_own_origin_alone(files: dict[str, Path], tmp_path: Path) -> None:
-    """Of three results, a file, its rewriting, and another file of the same inputs, the first two stand together."""
+    """Of a file, its rewritten file and another file with the same inputs, only the first two are compared."""
     saved = tmp_path / "one.json"
     assert cli("bench", files["decoder"], *QUICK, "--shape", "seq=4", "--processes", 1, "--save", saved).exit_code == 0
     data = json.loads(saved.read_bytes())

@@ -1,4 +1,4 @@
-"""A torch module of the user under bench, beside the file that was made of it."""
+"""bench with a user's torch module next to the file that was exported from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Other(torch.nn.Module):
 
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A graph of x that gives y, in the working folder, with a file of modules beside it."""
+    """A graph from x to y in the working folder, with a file of modules next to it."""
     monkeypatch.chdir(tmp_path)
     Path("module.py").write_text(MODULE)
     onnx.save(no_attention(), "plain.onnx")

@@ -1,4 +1,4 @@
-"""Sizes and inputs of a benchmark: defaults that the artifact takes, and what is refused."""
+"""Sizes and inputs of a benchmark: defaults that the artifact accepts, and refusals."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ FREE: Ranges = (1, None, None)
 
 
 def artifact(spec: Spec, batch: Ranges = FREE, seq: Ranges = FREE) -> LoadedArtifact:
-    """An artifact that is no file."""
+    """An artifact without a file."""
     path = Path("block.onnx")
     source: Any = SimpleNamespace(path=path, spec=spec, form="function", opset=18)
     loaded = LoadedArtifact(path=path, source=source, inputs={}, outputs={}, bounds={})
@@ -61,7 +61,7 @@ def test_defaults_are_the_preferred_sizes_of_a_plan() -> None:
 
 
 def within(spec: Spec, form: str = "function", **ranges: Ranges) -> LoadedArtifact:
-    """An artifact whose dimensions are free where `ranges` say nothing."""
+    """An artifact whose dimensions are free unless `ranges` limit them."""
     free = {dim: (low, None, high) for dim, (low, high) in bounds_of(graph_inputs(spec), {}).items()}
     one = artifact(spec)
     source: Any = SimpleNamespace(**{**vars(one.source), "form": form})

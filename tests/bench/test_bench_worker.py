@@ -1,4 +1,4 @@
-"""The process that times: its answers, and the memory that it tells, without a GPU."""
+"""The process that measures times: its answers and the memory that it reports, without a GPU."""
 
 import ctypes
 import subprocess
@@ -21,7 +21,7 @@ from posexport.runtimes import RUNTIMES, Runtime, cuda
 
 @pytest.fixture(autouse=True)
 def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker runs in the process of the tests here, which is to keep its memory."""
+    """Removes the memory limit, because the worker runs in the process of the tests here."""
     monkeypatch.setattr(machine, "limit_to_what_is_free", lambda keep_free: None)
 
 
@@ -48,7 +48,7 @@ def test_an_engine_that_refuses_is_told_from_one_that_fails() -> None:
 
 
 class Hungry:
-    """A runner that takes 64 MB at four tokens, and none at others."""
+    """A runner that takes 64 MB for four tokens and no memory for other lengths."""
 
     def prepare(self, inputs: dict[str, Any]) -> Callable[[], float]:
         taken = np.ones(2**23 if inputs["hidden_states"].shape[1] == 4 else 1)
@@ -81,7 +81,7 @@ def test_the_gpu_is_asked_before_memory_counts_and_without_torch(monkeypatch: py
 
 
 class Driver:
-    """Stands in for libcuda: 3 of 10 bytes are free; `failing` answers with an error."""
+    """Replaces libcuda: 3 of 10 bytes are free; the call `failing` returns an error."""
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[str] = []
@@ -166,7 +166,7 @@ def test_a_process_gets_what_is_free_and_a_plain_no_beyond() -> None:
 
 
 class Runs:
-    """A runner whose runs take a given number of seconds, by its own account."""
+    """A runner whose runs report a given number of seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.runs = seconds, 0
@@ -198,7 +198,7 @@ def test_short_runs_come_in_bursts_behind_one_that_wakes_threads(
 
 
 def test_threads_are_woken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Just woken, they run several times slower for some milliseconds."""
+    """After they wake up, threads are several times slower for some milliseconds."""
     clock = iter(0.25 * tick for tick in range(100))
     runner = Runs(0.001)
     monkeypatch.setattr(Runtime, "load", lambda self, path: runner)
@@ -208,7 +208,7 @@ def test_threads_are_woken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     before = runner.runs
     monkeypatch.setattr(bench_worker.time, "perf_counter", lambda: next(clock))
     assert worker.time(5, wake=1.0) == {"seconds": [0.001] * 5}
-    assert runner.runs - before == 1 + 3 + 5  # untimed ones until 0.25, 0.5, 0.75 and 1 s
+    assert runner.runs - before == 1 + 3 + 5  # The runs that wake the threads are not timed.
 
 
 def test_warming_up_ends_in_time_but_not_before_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:

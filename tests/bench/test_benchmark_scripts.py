@@ -1,4 +1,4 @@
-"""What the scripts of benchmarks make of their series, and that the pages in docs/results are of the committed data."""
+"""The results that benchmark scripts compute, and that the pages in docs/results agree with the committed data."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ finally:
 
 @pytest.fixture
 def command() -> ModuleType:
-    """`scripts/benchmark` itself."""
+    """The module of `scripts/benchmark`."""
     spec = importlib.util.spec_from_file_location("benchmark_command", SCRIPTS / "__main__.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -99,7 +99,7 @@ def test_every_part_is_a_function_and_the_long_ones_are_asked_for(command: Modul
 
 
 def test_an_encoding_is_timed_beside_a_block_of_its_kind() -> None:
-    """Half of the products of a causal block are hidden, so that others are no measure of it."""
+    """A causal block hides half of its products, so other blocks are not a reference for it."""
     for encoding in ("alibi", "swin", "mrope", "rope2d"):
         causal = positions.decodes(encoding)
         assert positions.spec_of(encoding, "data", None).causal == causal == (encoding in ("alibi", "mrope"))

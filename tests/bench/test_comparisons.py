@@ -1,4 +1,4 @@
-"""Which timings may be compared, how certain an order is, and which artifact a result is about."""
+"""Which timings may be compared, how certain an order is, and which artifact a result belongs to."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def benchmark(*timings: Timing) -> Benchmark:
 
 
 def timing(runtime: str, **ratios: float) -> Timing:
-    """A candidate of which only its ratios are known to differ from others'."""
+    """A candidate that differs from others only by its ratios."""
     exact = {role: Ratio(median=one, low=one, high=one, confidence=0.95) for role, one in ratios.items()}
     return Timing(runtime=runtime, state="timed", seconds=summarize([1.0] * 20), ratios=exact)
 
@@ -72,7 +72,10 @@ def timing(runtime: str, **ratios: float) -> Timing:
     ],
 )
 def test_an_earlier_artifact_is_that_of_its_own_runtime(first: str, other: str, expected: str) -> None:
-    """By the ratio to it where that is known, else by those to torch, on the same device; by times on another."""
+    """On the same device, the order follows the ratio to the other artifact, or else the ratios to torch.
+
+    On another device, it follows the times.
+    """
     result = benchmark(timing(first, against=2.0, torch=0.5), timing(other, torch=1.0))
     one, two = rows_of("one.json", result)
     assert order(one, two) == expected

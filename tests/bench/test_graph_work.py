@@ -1,4 +1,4 @@
-"""The work of graphs without a spec: that of the block which a file was exported from, and of operators alone."""
+"""The work of graphs without a spec: equal to that of the exported block, and the work of single operators."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_work_of_a_file_is_that_of_the_block_it_was_exported_from(name: str,
 
 
 def planted(model: onnx.ModelProto) -> None:
-    """One more product of the features in front of everything."""
+    """Inserts one more product of the features before all nodes."""
     name = model.graph.input[0].name
     for node in model.graph.node:
         node.input[:] = ["planted" if one == name else one for one in node.input]

@@ -131,7 +131,7 @@ def test_all_products_are_nodes_of_the_graph(monkeypatch: pytest.MonkeyPatch) ->
     graph = onnx.load_from_string(seen[0]).graph
     assert [node.op_type for node in graph.node] == [
         "MatMul"
-    ] * 9  # (2 projections and 2 of heads) in 2 layers, and one
+    ] * 9  # (2 projections and 2 products of heads) in 2 layers, and one more product
 
 
 def test_what_cannot_run_is_left_out_while_something_can() -> None:
@@ -168,14 +168,14 @@ def test_a_method_that_is_known_is_taken_and_no_other_is_tried(monkeypatch: pyte
     made.clear()
     monkeypatch.setattr(lower_bound, "by_torch", lambda todo, kind, single: 1 / 0)
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
-    assert "onnxruntime" in runner.describe()["method"]  # that method can't run here
+    assert "onnxruntime" in runner.describe()["method"]  # That method cannot run here.
     runner.method = "by another machine's engine"
     runner.prepare(seeded_inputs(spec, Sizes(seq=3), 0))
     assert len(made) > 2
 
 
 def test_the_roofline_is_the_larger_of_operations_and_bytes_at_measured_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([1.0, 1e-9, 1e-9, 1.0])  # product and read, twice
+    seconds = iter([1.0, 1e-9, 1e-9, 1.0])  # a product and a read, twice
     monkeypatch.setattr(bare_products, "timed", lambda call, device: lambda: next(seconds))
     monkeypatch.setattr(bare_products, "PEAK_SIDE", 8)
     monkeypatch.setattr(bare_products, "PEAK_BYTES", 64)
@@ -188,5 +188,5 @@ def test_large_weights_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> No
     made: list[tuple[int, ...]] = []
     operands = bare_products._Operands(lambda shape: made.append(shape) or len(made), 4)
     monkeypatch.setattr(bare_products, "DISTINCT", 4 * 64)
-    assert [operands.next(4, 8) for _ in range(5)] == [1, 2, 2, 1, 2]  # from the second on there is no room
-    assert operands.next(2, 2) == 3  # but for the first of another shape
+    assert [operands.next(4, 8) for _ in range(5)] == [1, 2, 2, 1, 2]  # There is only room for two operands.
+    assert operands.next(2, 2) == 3  # The first operand of another shape is always made.

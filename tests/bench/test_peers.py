@@ -1,4 +1,4 @@
-"""The peers that artifacts are timed against: plain torch, exported and optimized, computing the same function."""
+"""The peers that artifacts are timed against: plain torch blocks, exported and optimised, with the same results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from posexport.spec.spec import Spec
 
 
 def plain(spec: Spec, folder: Path, opset: int = 20, **fixed: int) -> Path:
-    """The peer of a small block, from an artifact of it."""
+    """The peer of a small block, made from an artifact of it."""
     source, output = folder / "source.onnx", folder / "plain.onnx"
     write_onnx(exported(spec, **fixed), source)
     alternatives.write_plain(source, output, opset)
@@ -31,7 +31,7 @@ def plain(spec: Spec, folder: Path, opset: int = 20, **fixed: int) -> Path:
 
 
 def off(path: Path, spec: Spec, batch: int = 2, seq: int = 9) -> float:
-    """How far a file is from the truth."""
+    """The error of a file against the oracle."""
     inputs = inputs_for(spec, batch, seq)
     if spec.padding_mask:
         inputs["attention_mask"] = np.ones((batch, seq), np.int64)
@@ -88,7 +88,7 @@ BARE = small_spec("none", causal=True)
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The peer of a block without positions, its weights beside it."""
+    """The peer of a block without positions, with external weights."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(alternatives, "EXTERNAL_FROM", 1)
         return plain(BARE, tmp_path_factory.mktemp("bare"))

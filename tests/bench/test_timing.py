@@ -1,4 +1,4 @@
-"""The statistics of timing: quantiles, ratios and their intervals, the order within rounds. No clock is asserted on."""
+"""Statistics of timing: quantiles, ratios and their intervals, the order in rounds. No test depends on a clock."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ SECONDS = st.floats(1e-7, 1e3)
 
 
 def noisy(seed: int, count: int, factor: float = 1.0) -> list[float]:
-    """Times around `factor` with a long tail upwards, as clocks give them."""
+    """Times around `factor` with a long upper tail, as in real measurements."""
     noise = random.Random(seed)
     return [factor * (1 + noise.expovariate(1 / 0.05)) for _ in range(count)]
 
@@ -79,7 +79,7 @@ def test_intervals_hold_the_true_median_as_often_as_they_say() -> None:
     for _ in range(1000):
         found = statistics.ratio([draw.lognormvariate(0, 1) for _ in range(12)], [1.0] * 12)
         held, total = held + (found.low <= 1 <= found.high), total + 1
-    assert found.confidence - 0.03 < held / total  # three standard errors are 0.02
+    assert found.confidence - 0.03 < held / total  # Three standard errors are 0.02.
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -129,7 +129,7 @@ def test_the_share_of_others_leaves_out_what_is_ours(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(rounds_module.os, "times", lambda: (next(own), 0.0, 0.0, 0.0))
     monkeypatch.setattr(rounds_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(rounds_module.psutil, "cpu_count", lambda: 2)
-    others = MachineLoad([2**22 + 1])  # a process that isn't there counts nothing
+    others = MachineLoad([2**22 + 1])  # A process that does not exist does not count.
     assert others.share() == pytest.approx((8 - 2) / (4 * 2))
 
 
@@ -151,7 +151,7 @@ def test_a_trimmed_mean_shrugs_at_one_that_was_disturbed() -> None:
     quiet = statistics.trimmed([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.0])
     assert (quiet.middle, quiet.freedom) == (pytest.approx(1.0), 4)
     assert statistics.trimmed([1.0, 1.1, 0.9, 9.0, 0.95, 1.0, 1.0]).middle < 1.02
-    whole = statistics.trimmed([1.0, 2.0, 6.0])  # too few to leave any out
+    whole = statistics.trimmed([1.0, 2.0, 6.0])  # There are too few to trim any.
     assert (whole.middle, whole.variance, whole.freedom) == (3.0, pytest.approx(7 / 3), 2)
 
 
@@ -166,7 +166,7 @@ def test_another_process_narrows_the_interval() -> None:
 
 
 def test_the_luck_of_a_process_is_in_the_interval() -> None:
-    """Rounds agree within each process and processes don't: only the second kind of interval knows."""
+    """Rounds agree within each process, but processes differ: only an interval over processes shows this."""
     draw = random.Random(3)
     held = {"rounds": 0, "processes": 0}
     for _ in range(200):

@@ -1,6 +1,6 @@
-"""The flow of a tuning, on made-up programs and times: what is tried, what is timed once, what verifies, what it says.
+"""The flow of a tuning with fake programs and times: what it tries, what it times once, what verifies, its output.
 
-Files, engines and verification are replaced; tests/test_tune_command.py has the real ones.
+Files, engines and verification are replaced; test_tune_command.py has the real ones.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from posexport.errors import Reason, RequestError, RuntimeMissingError
 from posexport.jsondata import structure
 
 TIMES = {"decomposed": 3.0, "native": 2.0, "contrib": 1.0}
-"""Seconds by form; a function runs as it does decomposed."""
+"""Seconds by form; the form function takes as long as decomposed."""
 
 
 class World:
-    """What the replaced parts answer; a test changes it before it tunes."""
+    """The answers of the replaced parts; a test changes them before it tunes."""
 
     def __init__(self) -> None:
         self.times: Callable[[str], float] = lambda name: TIMES[name.split("/")[0].replace("function", "decomposed")]
@@ -133,7 +133,7 @@ def test_everything_counts_each_distinct_candidate_once(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
     import tuning
 
-    levels = {"graph_level": "extended"}, {"graph_level": "extended", "threads": 1}  # twins of "all"
+    levels = {"graph_level": "extended"}, {"graph_level": "extended", "threads": 1}  # These are equal to "all".
     monkeypatch.setattr(tuning, "options_of", lambda *args, **more: [*OPTIONS, *levels])
     spec = small_spec("rope")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")

@@ -1,4 +1,4 @@
-"""What a tuning keeps and what it leaves alone, and what it checks before it publishes; without engines."""
+"""What a tuning stores, what it leaves unchanged, and what it checks before it publishes; without engines."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_winner_is_verified_under_its_own_options(tmp_path: Path, monkeypatch:
     with programs(Store(tmp_path)) as each:
         publish.verified(each, won, False)
         told = publish.settings(each, won)
-        assert told["session.set_denormal_as_zero"] == "1"  # ONNX Runtime's own name
+        assert told["session.set_denormal_as_zero"] == "1"  # ONNX Runtime's name of the option
         assert told.keys() - publish.settings(each, Row.of(PROGRAM, {})).keys() == {
             "session.set_denormal_as_zero",
             "enable_cuda_graph",
@@ -164,7 +164,7 @@ def test_rounds_beside_other_work_and_failures_are_timed_anew(
         with programs(Store(tmp_path)) as each:
             timer = CandidateTimer(each, {})
             timer.candidates[CANDIDATE.name] = CANDIDATE
-            for _ in range(2):  # two calls of one tuning are never the same rounds
+            for _ in range(2):  # Two calls of one tuning never give the same rounds.
                 timer.time_rounds([CANDIDATE.name], 4, 0)
     assert len(seeds) == (2 if kept else 4)
     assert len(set(seeds)) == 2
@@ -181,7 +181,7 @@ def test_other_external_data_is_another_program(tmp_path: Path) -> None:
 def winner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verified: str, ending: str = ".onnx", state: str = "passed"
 ) -> Any:
-    """What publish says of a file of the bytes "made", where one with the hash of `verified` was verified."""
+    """The result of publishing a file with the bytes "made", if a file with the hash of `verified` was verified."""
 
     def made_anew(_: Programs, program: Program, path: Path) -> OnnxManifest:
         path.write_text("made")

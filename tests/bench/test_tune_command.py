@@ -1,4 +1,4 @@
-"""`posexport tune` with real files and engines: what it refuses, and (slow) what it writes, resumes and finds wrong."""
+"""`posexport tune` with real files and engines: refusals, and (slow) written files, resumed runs and found faults."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_graph_level_and_plain_calls_are_options_of_onnxruntime(tmp_path: Path) 
 
 @pytest.mark.parametrize("denormal_as_zero", [True, False])
 def test_denormal_numbers_are_zeros_where_a_session_is_asked_for_it(denormal_as_zero: bool, tmp_path: Path) -> None:
-    """In a process of its own, as candidates are timed: ONNX Runtime asks the first session of a process alone."""
+    """Runs in a separate process, like candidates: ONNX Runtime reads the option only for the first session."""
     nodes = [onnx.helper.make_node("Mul", ["x", "x"], ["y"])]
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4096]) for name in "xy")
     graph = onnx.helper.make_graph(nodes, "square", [x], [y])
@@ -145,7 +145,7 @@ def test_the_winner_is_the_file_that_export_writes_and_its_manifest_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rounds.MachineLoad, "share", lambda self: 0.0)  # rounds on a busy machine aren't kept
+    monkeypatch.setattr(rounds.MachineLoad, "share", lambda self: 0.0)  # Rounds on a busy machine are not stored.
     given = ("--encoding", "rope", *SMALL, "--form", "native", "--form", "contrib", "--scenario", "prefill:16")
     result = cli("tune", *given, "--save", "tune.json", "--json")
     assert result.exit_code == 0, result.stderr
@@ -170,7 +170,7 @@ def test_the_winner_is_the_file_that_export_writes_and_its_manifest_says_why(
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """From now on that form is exported with a wrong, and faster, graph: its output is its input."""
+    """Plants a fault: the form is exported with a faster, wrong graph whose output is its input."""
     from posexport.export import exporter as stage
 
     true = stage.export

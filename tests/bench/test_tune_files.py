@@ -1,4 +1,4 @@
-"""`posexport tune FILE`: the file and its rewritings as candidates, what wins, what is written, and what is refused."""
+"""`posexport tune FILE`: the file and its rewritten files as candidates, the winner, the output, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewriting without a process of its own, which takes seconds to start."""
+    """Rewrites in this process, because a new process takes seconds to start."""
     if "slow" not in request.keywords:
         monkeypatch.setattr(draft, "rewrite_in_child", rewrite_into)
 
@@ -108,7 +108,7 @@ def test_a_file_without_attention_has_one_candidate(files: Path, tmp_path: Path)
 
 
 class FileWorld(World):
-    """Times by form, without rewriting or running anything."""
+    """Gives times by form, without rewriting or running anything."""
 
     def time(self, name: str) -> float:
         return 0.5 if name.startswith(self.best) else 1.0
@@ -209,7 +209,7 @@ def test_programs_are_held_against_the_file_that_is_tuned(
 
 @pytest.mark.slow
 def test_a_wrong_program_does_not_verify(files: Path, tmp_path: Path) -> None:
-    """With a real run: the scale of the scores is off by a tenth."""
+    """A real run: the scale of the scores is wrong by a tenth."""
     model = decoder(cache=False, rope=False)
     (scale,) = (
         tensor for tensor in model.graph.initializer if tensor.name.startswith("const") and _is(tensor, 8**-0.5)

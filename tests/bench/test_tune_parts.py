@@ -1,4 +1,4 @@
-"""The parts of tuning that need no engine: search space, cache, identities of graphs, merit of kernel tables."""
+"""The parts of tuning that do not need an engine: search space, cache, identities of graphs, merit of kernel tables."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_damaged_or_foreign_fact_is_found_anew(tmp_path: Path) -> None:
         {"key": {"what": "identify", "sha256": "b"}},
         {"fact": 3},
         {"fact": {}},
-        {"fact": {"identity": "3"}},  # whole, but not what was measured
+        {"fact": {"identity": "3"}},  # a valid entry, but of something else
         {"sha256": None},
     ]
     for text in ("", "[]", "{", *(json.dumps({**whole, **other}) for other in others)):
@@ -179,7 +179,7 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def graph(
     prefix: str = "", *, opset: int = 18, swap: bool = False, to: int = 10, factor: float = 2.0, **cast: Any
 ) -> Any:
-    """y = cast(x * factor) + exp(x), with names, order and opset as asked for."""
+    """y = cast(x * factor) + exp(x), with the given names, order and opset."""
     one = helper.make_node("Mul", ["x", f"{prefix}f"], [f"{prefix}m"], name=f"{prefix}n1")
     two = helper.make_node("Exp", ["x"], [f"{prefix}e"])
     nodes = [
@@ -222,7 +222,7 @@ def test_fused_attention_comes_before_kernels_and_kernels_before_memory() -> Non
         table(count=4, host_steps=2),
         table(fused_attention=False, count=2),
     ]
-    for first in range(len(ranked)):  # whatever the order that they come in
+    for first in range(len(ranked)):  # The order does not matter.
         turned = ranked[first:] + ranked[:first]
         assert sorted(turned, key=lambda fact: merit(fact, "latency")) == ranked
     least = min(ranked, key=lambda fact: merit(fact, "memory"))

@@ -1,4 +1,4 @@
-"""Successive halving on made-up timings: what wins, what it costs, and what noise, ties and failures do to it."""
+"""Successive halving with fake timings: the winner, the cost, and the effects of noise, ties and failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posexport.bench.tune.halving import EQUAL, GROUP, LAST, MAX_ROUNDS, NEAR, H
 
 
 class Track:
-    """Plays rounds of known times: each with its drift, each run with noise, each process with luck of its own."""
+    """Simulates rounds with known times: each round has a drift, each run has noise, and each process has a factor."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ def test_many_equal_ones_are_halved_and_the_preferred_stay() -> None:
     names = [f"c{number}" for number in range(9)]
 
     def time_rounds(group: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
-        wild = random.Random(seed)  # no interval is narrow, no median is behind by much
+        wild = random.Random(seed)  # All intervals are wide, and all medians are close.
         return [{name: wild.choice([0.9, 1.0, 1.1]) for name in group} for _ in range(rounds)], {}
 
     found = successive_halving(names, time_rounds)
@@ -119,7 +119,7 @@ def test_the_one_that_is_left_where_a_whole_group_failed_is_timed() -> None:
 
 def test_few_rounds_drop_only_what_is_clearly_behind() -> None:
     def time_rounds(group: Sequence[str], rounds: int, seed: int) -> tuple[list[Round], Mapping[str, str]]:
-        luck = [1.01, 1.02, 1.04, 1.05] if seed == 0 else [0.9] * rounds  # of the first process, and of the next
+        luck = [1.01, 1.02, 1.04, 1.05] if seed == 0 else [0.9] * rounds  # the first process and the next
         return [{name: {"best": best, "slow": 2.0}.get(name, 1.0) for name in group} for best in luck], {}
 
     found = successive_halving(["other", "slow", "best"], time_rounds)
@@ -128,7 +128,7 @@ def test_few_rounds_drop_only_what_is_clearly_behind() -> None:
 
 
 def test_groups_are_compared_through_the_leader_that_they_share() -> None:
-    quiet, loud = {"leader": 1.0, "a": 1.1}, {"leader": 2.0, "b": 2.02}  # the same machine, minutes later
+    quiet, loud = {"leader": 1.0, "a": 1.1}, {"leader": 2.0, "b": 2.02}  # the same machine some minutes later
     found = Halving(rounds=[quiet] * 4 + [loud] * 4, remaining=["a", "b"])
     assert found.fastest(["a", "b"]) == "b"
     assert found.speeds("b")["a"] == pytest.approx(1.1 / 1.01)
@@ -149,7 +149,7 @@ def test_rounds_of_earlier_races_count_as_evidence() -> None:
     found = successive_halving(["a", "b"], track, known=known)
     assert found.known == 10
     assert found.dropped["b"][1].confidence > 0.95
-    assert track.runs == 8  # one step of the two, and no more
+    assert track.runs == 8  # only one step of the two
 
 
 def test_the_same_seed_gives_the_same_race() -> None:

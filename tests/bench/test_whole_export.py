@@ -1,4 +1,4 @@
-"""What the benchmark of whole exports makes of its seconds, and that figures of a busy machine say so."""
+"""What the benchmark of whole exports computes from its times, and that figures of a busy machine are marked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_layer_more_is_the_slope_beyond_its_bytes(load: ModuleType) -> None:
-    """The medians count: one slow round changes nothing."""
+    """The medians count, so one slow round does not change the result."""
     wall: Any = {("ours", 2): [10.0, 9.0, 99.0], ("ours", 24): [32.0, 31.0, 99.0]}
     wall |= {("bytes", 2): [1.0, 1.0, 9.0], ("bytes", 24): [12.0, 12.0, 99.0]}
     busy = {key: [value - 5 for value in values] for key, values in wall.items()}

@@ -1,4 +1,4 @@
-"""Modules in float32 that compute something in bfloat16, which ONNX Runtime's CPU provider can't."""
+"""Modules in float32 that compute a part in bfloat16, which ONNX Runtime's CPU provider does not support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posexport.export.bfloat16 import without_bfloat16_arithmetic
 
 
 class Slopes(torch.nn.Module):
-    """As Falcon has its ALiBi: whole numbers, of which not all are numbers of bfloat16, times slopes."""
+    """ALiBi as in Falcon: integers, which bfloat16 cannot all represent, times slopes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every encoding, form and dtype becomes a plan, in half precision with one fused attention kernel and few others."""
+"""Every encoding, form and dtype compiles to a plan, in half precision with one fused attention and few kernels."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MOST = {
     **{"kerple": 8, "sandwich": 12, "fire": 13, "shaw": 23, "deberta": 18, "cope": 16, "swin": 8, "swinv2": 12},
     "temperature": 7,
 }
-"""Kernels in fp16 at hidden size 256 with 4 heads, at most; one more where attention is an operator of its own."""
+"""The most kernels in fp16 at hidden size 256 with 4 heads; one more if attention is a single operator."""
 
 UNFUSED = {(name, form) for name in ("shaw", "cope") for form in ("decomposed", "function")}
-"""What reads the logits or weights of attention beside it keeps TensorRT from making them one kernel."""
+"""Encodings that also read the logits or weights of attention, which prevents TensorRT from fusing it."""
 
 CAUSAL = ("xpos", "cope")
 FAST = ("none", "learned", "sinusoidal", "relative", "t5", "rope", "rope2d", "alibi", "rope3d", "swinv2")
@@ -140,7 +140,7 @@ def test_opsets_that_are_exported_compile(opset: int) -> None:
 
 
 def configured(**options: Any) -> Any:
-    """The builder's own settings for some options."""
+    """The TensorRT builder's settings for some options."""
     trt = api.load(RTX)
     builder = api.create(trt.Builder, api.make_log(trt))
     return _configure(trt, builder, BuildOptions(runtime=RTX, **options))
@@ -162,7 +162,7 @@ def test_capabilities_reach_the_builder() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"tf32": True}, {"compute_capability": ("8.9", "12.0")}])
 def test_a_build_uses_those_settings(options: dict[str, Any]) -> None:
-    """Three builds without the option are one plan, and three with it another: none of it is chance."""
+    """Three builds without the option give one plan, and three with it another, so the difference is not chance."""
     source = exported("none", dtype="fp32")
     plain, other = ({bytes(built(source, **given).plan) for _ in range(3)} for given in ({}, options))
     assert (len(plain), len(other), len(plain | other)) == (1, 1, 2)
@@ -174,7 +174,7 @@ def test_no_function_is_called_like_an_operator_that_tensorrt_knows() -> None:
     builder = api.create(trt.Builder, log)
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, log)
-    assert parser.supports_operator("RotaryEmbedding")  # the question itself works
+    assert parser.supports_operator("RotaryEmbedding")  # The query itself works.
     names = [operator.function for operator in custom_ops.operators()]
     assert len(names) == len(set(names)) >= 8
     for name in names:
@@ -268,7 +268,7 @@ def test_a_builder_that_gives_up_says_what_to_do() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_processes")
 def test_an_interrupt_ends_the_build_and_its_process(tmp_path: Path) -> None:
-    """The signal comes while the engine works in its child: the plan is not written, and the child is gone."""
+    """The signal arrives while the engine works in its child process: no plan is written, and the child ends."""
     phases: list[str] = []
 
     def phase(name: str) -> None:
@@ -299,7 +299,7 @@ def test_an_interrupt_ends_the_build_and_its_process(tmp_path: Path) -> None:
 def test_an_engine_that_ends_its_process_is_one_sentence(
     planted: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child imports `sitecustomize`, which plants the fault in place of the parser's factory."""
+    """The child imports `sitecustomize`, which replaces the parser's factory by a fault."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\n"
         "import posexport.runtimes.tensorrt.api as api\n"

@@ -1,4 +1,4 @@
-"""`posexport compile`: what it writes, prints and exits with, and what it refuses."""
+"""`posexport compile`: its files, output and exit codes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_much_scratch_memory_is_a_warning_that_names_the_profile(tmp_path: Path)
     assert (json.loads(small.stdout)["warnings"], small.stderr) == ([], "")
     lower = [part for part in warning["text"].split() if "=" in part][-2:]
     small = posexport("compile", source, "--profile", lower[0], "--profile", lower[1])
-    assert (small.exit_code, small.stderr) == (0, "")  # what the warning says to do ends it
+    assert (small.exit_code, small.stderr) == (0, "")  # The advice of the warning removes it.
     assert "see the warning" not in small.stdout and "the default, give" not in small.stdout
 
 
@@ -281,7 +281,7 @@ def test_without_a_builder_it_says_how_to_install_one(block: Path, monkeypatch: 
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the packages of both builders were there."""
+    """Pretends that the packages of both builders are installed."""
     for name, row in api.BUILDERS.items():
         monkeypatch.setitem(api.BUILDERS, name, attrs.evolve(row, package="os"))
 
@@ -290,7 +290,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_builder_that_is_broken_is_missing(block: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
     text = "raise ImportError('libcudart.so.13: cannot open shared object file')"
-    (tmp_path / "tensorrt_rtx.py").write_text(text)  # before the real one on the path of the child
+    (tmp_path / "tensorrt_rtx.py").write_text(text)  # It comes before the real one on the child's path.
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     refused(posexport("compile", block, "--runtime", RTX), "libcudart.so.13", "pip install", code=3)
 

@@ -1,4 +1,4 @@
-"""`posexport compile` of ONNX files that posexport didn't write: profiles, which attention is fused, and why not."""
+"""`posexport compile` of ONNX files from other tools: profiles, which attention is fused, and reasons if it is not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = ("--profile", "seq=1:8:16", "--profile", "past_seq=0:8:16")
 
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for attention without a process of its own, which takes seconds to start."""
+    """Searches for attention in this process, because a new process takes seconds to start."""
     from posexport.export import compile_source
 
     monkeypatch.setattr(
@@ -38,7 +38,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def saved(folder: Path, **options: Any) -> Path:
-    """A decoder's layer in half precision, whose caches have lengths with names of their own."""
+    """A decoder of one layer in half precision whose cache lengths have different names."""
     model = attention(**{"add": [visible(), padding(-60_000.0)], "cached": True, "half": True, **options})
     for value in model.graph.input:
         if value.name.startswith("past"):
@@ -72,7 +72,7 @@ def test_each_attention_is_named_and_fused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_rtx
 def test_shared_caches_of_a_rewritten_file_are_built(tmp_path: Path) -> None:
-    """How full they are is the length of the mask, which has a range of its own."""
+    """The length of the mask tells how full they are; it has its own range in the profile."""
     done = rewrite_model(ir.from_proto(decoder()), form="native", target="portable", kv_cache="shared")
     assert [one.state for one in done.sites] == [REWRITTEN]
     path = tmp_path / "shared.onnx"
@@ -88,7 +88,7 @@ def test_shared_caches_of_a_rewritten_file_are_built(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_rtx
 def test_numbers_that_decide_lengths_have_a_range(tmp_path: Path) -> None:
-    """Such as how full a cache is: the builder wants to know how many there may be."""
+    """An example is the number of cached tokens: the builder needs its range."""
     ends = [helper.make_tensor_value_info("past_sequence_length", TensorProto.INT64, [1])]
     dims = ["batch", "seq", 16]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in ("hidden_states", "y")]
@@ -106,7 +106,7 @@ def test_numbers_that_decide_lengths_have_a_range(tmp_path: Path) -> None:
 def test_lengths_that_the_file_names_differently_would_not_be_fused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Why the builder gets one name for them: with the file's own it takes them for different lengths."""
+    """The builder gets one name for equal lengths. With the file's names, it would treat them as different lengths."""
     built = builder.build
     path = saved(tmp_path)
     kernels = []
@@ -195,7 +195,7 @@ ROWS = (
 
 
 def kernels(rows: tuple[KernelRow, ...] = ROWS, count: int | None = 4) -> PlanKernels:
-    """The kernels of a plan."""
+    """The kernel table of a plan."""
     return PlanKernels(
         count=count, fused_attention=None, attention_kernels=3, attention_layers=4, host_steps=0, rows=rows
     )

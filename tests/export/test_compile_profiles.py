@@ -122,14 +122,14 @@ def test_a_dimension_without_default_must_be_given() -> None:
 
 
 def cached(kind: str, **over: Any) -> dict[str, tuple[str | int, ...]]:
-    """Shapes of the inputs of a block with a cache and a mask: 4 heads of 8."""
+    """Shapes of the inputs of a block with a cache and a mask, and 4 heads of size 8."""
     spec = small_spec("rope", kv_cache=kind, padding_mask=True, **over)
     return {name: shape for name, (shape, _) in graph_inputs(spec).items()}
 
 
 @pytest.mark.parametrize("kind", [None, "concat", "shared"])
 def test_help_states_the_default_profile(kind: str | None) -> None:
-    """Asked for as the help writes it, the profile is the one of no request."""
+    """A request that copies the text of the help gives the same profile as no request."""
     from posexport.cli.compile_command import compile as command
 
     (option,) = (parameter for parameter in command.params if parameter.name == "profile")
@@ -262,7 +262,7 @@ def test_profiles_in_words() -> None:
     ],
 )
 def test_a_mask_beside_a_buffer_spans_its_places(requests: list[str], spans: tuple[int, int, int]) -> None:
-    """As in decoders of others that were written anew with shared caches."""
+    """Decoders of other tools that were rewritten with shared caches have such a mask."""
     shapes = {"input_ids": ("batch", "seq"), "attention_mask": ("batch", "total_seq"), "past": ("batch", "max_seq", 8)}
     found = profiles_of(shapes, requests)["attention_mask"]
     assert tuple(found[moment][1] for moment in ("min", "opt", "max")) == spans

@@ -1,4 +1,4 @@
-"""Modules with complex numbers: what torch's exporter has no translation for is written on pairs of real numbers."""
+"""Modules with complex numbers: operators that torch's exporter does not translate are written with pairs of reals."""
 
 import numpy as np
 import onnx_ir as ir
@@ -50,7 +50,7 @@ OPERATORS = {
 
 
 class Module(torch.nn.Module):
-    """A module of one expression of x, ids and a complex table."""
+    """A module that computes one expression of x, ids and a complex table."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -100,6 +100,8 @@ def test_fourier_transforms_keep_their_digits(text: str) -> None:
 
     model = export_module(Transform(), (torch.randn(2, 6, 8),), {"x": {1: torch.export.Dim.AUTO}})
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
-    x = torch.randn(2, 131, 8, generator=torch.Generator().manual_seed(0))  # a prime, where ORT's DFT is off by 1e-3
+    x = torch.randn(
+        2, 131, 8, generator=torch.Generator().manual_seed(0)
+    )  # For a prime length, the error of ORT's DFT is 1e-3.
     expected = Transform()(x.double()).numpy()
     assert np.abs(session.run(None, {"x": x.numpy()})[0] - expected).max() < 2e-6 * np.abs(expected).max()

@@ -1,4 +1,4 @@
-"""What verify makes of deep stacks: inputs that leave something to compare, and sentences where there is nothing."""
+"""verify on deep stacks: inputs that leave differences between tokens, and messages if there are none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from posexport.verify.verifier import verify
 
 
 def loud(spec: Spec) -> dict[str, np.ndarray[Any, Any]]:
-    """The inputs of the loud case."""
+    """The inputs of the case "loud"."""
     cases = make_cases(spec, 0, bounds_of(graph_inputs(spec), {}))
     return dict(next(each.arrays for each in cases if each.name.startswith("loud")))
 
@@ -65,7 +65,7 @@ def test_it_is_said_where_all_tokens_are_alike() -> None:
     said = "after 9 layers of bare attention all tokens of a row are alike (to "
     assert [clause[: len(said)] for clause in lost_in_layers(spec, [{"output": alike}])] == [said]
     assert lost_in_layers(spec, [{"output": alike}, {"output": apart}]) == ()
-    assert lost_in_layers(spec, [{"output": alike[:, :1]}]) == ()  # of a single token nothing is known
+    assert lost_in_layers(spec, [{"output": alike[:, :1]}]) == ()  # A single token tells nothing.
     assert lost_in_layers(small_spec("rope"), [{"output": alike}]) == ()
 
 
@@ -92,7 +92,9 @@ def test_what_torch_itself_is_too_far_off_for_tells_nothing_of_a_runtime() -> No
     assert inconclusive_reason(near, TOLERANCES["fp32"]) is None
     assert inconclusive_reason(Comparison(case="c", output="o", state=FAILED), TOLERANCES["fp32"]) is None
     far = attrs.evolve(worst, max_error=1000 * (worst.torch_error or 0.0))
-    assert inconclusive_reason(far, TOLERANCES["fp32"]) is None  # eager's own error is no excuse for that
+    assert (
+        inconclusive_reason(far, TOLERANCES["fp32"]) is None
+    )  # The error of torch eager does not explain such an error.
 
 
 def test_values_that_were_not_seen_are_not_called_right(tmp_path: Path) -> None:

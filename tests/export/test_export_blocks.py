@@ -1,4 +1,4 @@
-"""Exports beyond one attention block: opsets, transformer blocks, layers, vocabularies, fixed sizes, other modules."""
+"""Exports beyond one attention: opsets, transformer blocks, layers, vocabularies, fixed sizes, and other modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from posexport.spec.spec import Spec
 
 
 def holds(spec: Spec, model: ir.Model, runs: tuple[tuple[int, int], ...] = ((3, 5), (1, 1), (2, 11))) -> None:
-    """The model passes onnx's check and computes the formula."""
+    """Asserts that the model passes onnx's checker and agrees with the formula."""
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     bound = 1e-2 if spec.dtype == "fp16" else 2e-5
     run = open_ort(model)
@@ -54,7 +54,7 @@ EVERY_OPSET = [
     *(("native", opset) for opset in (23, 24)),
     *(("contrib", opset) for opset in OPSETS[3::4]),
 ]
-"""Every other opset; the slow sweep (test_ort_sweep) runs more of them in every form."""
+"""A part of all opsets; the slow sweep (test_ort_sweep) runs more of them in every form."""
 
 
 @pytest.mark.sampled(10)
@@ -119,14 +119,14 @@ def test_fixed_sizes() -> None:
 
 
 def test_names_stay_when_weights_are_equal() -> None:
-    """Equal tensors (all norms at 1, say) are not merged into one initializer: pipelines look each up by its name."""
+    """Equal tensors, such as norms of ones, are not merged into one initializer: pipelines look them up by name."""
     spec = small_spec("relative", block="transformer", layers=2)
     weights = {name: torch.ones_like(tensor) for name, tensor in weights_for(spec).items()}
     assert set(weights) <= set(export(spec, weights).graph.initializers)
 
 
 def test_a_module_of_ones_own() -> None:
-    """Whoever calls the operators gets their functions too."""
+    """A user module that calls the operators gets their functions too."""
 
     class Turn(torch.nn.Module):
         def __init__(self) -> None:
@@ -155,7 +155,7 @@ def test_a_module_of_ones_own() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoding", ["none", "alibi", "relative"])
 def test_sizes_equal_to_the_traced_lengths_stay_dynamic(encoding: str) -> None:
-    """The example has 2 sequences of 7: a head of 7 features, or 2 or 7 heads, must not tie the lengths to them."""
+    """The traced example has 2 sequences of 7. A head size of 7, or 2 or 7 heads, must not fix these lengths."""
     for heads, width in ((2, 7), (7, 2)):
         spec = small_spec(encoding, hidden_size=14, num_heads=heads, head_dim=width)
         holds(spec, export(spec, weights_for(spec)))

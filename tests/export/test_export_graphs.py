@@ -1,4 +1,4 @@
-"""Exported graphs: every encoding in every form, checked, run on ONNX Runtime, held to the contract."""
+"""Exported graphs: every encoding in every form is checked, run on ONNX Runtime, and compared with the contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from posexport.spec.forms import FORMS
 from posexport.spec.spec import Spec
 
 RUNS = ((2, 7, "consecutive"), (1, 1, "offset"), (3, 4, "shuffled"), (1, 12, "gaps"), (2, 9, "uneven"))
-"""Batch, length and positions; (2, 7) is what was traced."""
+"""Batch, length and positions; (2, 7) is the traced shape."""
 
 FUNCTIONS = {
     "none": set(),
@@ -38,16 +38,16 @@ FUNCTIONS = {
     "alibi": {"AlibiBias"},
 }
 ENDS = {"Cos", "Sin", "Exp", "Log", "Equal", "Gather", "GatherElements", "Softmax", "Attention", "MultiHeadAttention"}
-"""Operators behind which a value no longer is a position, a distance or a logit."""
+"""Operators whose output is no longer a position, a distance or a logit."""
 WIDE = (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL)
-"""Types that hold a position, a distance or an angle, or say how it compares."""
+"""Types of positions, distances, angles and their comparisons."""
 PLUMBING = {"MatMul", "Transpose", "Add", "Cast"}
 
 OPERATORS = {
     "native": ("", 23, {"Attention"}, {"RotaryEmbedding"}),
     "contrib": ("com.microsoft", 1, {"MultiHeadAttention"}, {"RotaryEmbedding"}),
 }
-"""Domain and version of a form's own operators, those of every block, and those of rotary ones."""
+"""Domain and version of a form's operators, the operators of every block, and those of rotary encodings."""
 
 DTYPES = ("fp32", "fp16")
 GRAPHS = [
@@ -61,8 +61,10 @@ GRAPHS += [
     (name, form, "fp16")
     for name, form in zip((name for name in CASES if name not in FUNCTIONS), itertools.cycle(FORMS), strict=False)
 ]
-"""Every encoding in every form, dtypes by turns, two of three left to the slow sweep; its variants each in one form,
-in half precision, where there is most to go wrong."""
+"""Every encoding in every form, with alternating dtypes; two of three run only in the slow sweep.
+
+Each variant has one form in half precision, which is the most difficult dtype.
+"""
 
 
 @pytest.fixture(scope="module", params=GRAPHS, ids=lambda param: "-".join(param))
@@ -91,7 +93,7 @@ def test_runs_like_the_formula(graph: tuple[str, str, Spec, ir.Model]) -> None:
         made = run(inputs)
         assert list(made) == ["output"]
         assert made["output"].dtype == inputs["hidden_states"].dtype
-        # fp32 angles up to 2000 are off by 1e-4; fp16 has 11 bits, and sums of 32 of them
+        # fp32 angles up to 2000 have errors of 1e-4; fp16 has 11 bits and sums of 32 numbers.
         bound = 5e-3 if spec.dtype == "fp16" else 5e-6 if kind in ("consecutive", "shuffled") else 5e-5
         assert error(made["output"], wanted(spec, inputs)) < bound, (batch, seq, kind)
 
@@ -119,7 +121,7 @@ def test_keeps_the_contract(graph: tuple[str, str, Spec, ir.Model]) -> None:
     found = {tensor.name: (tuple(tensor.dims), tensor.data_type) for tensor in proto.graph.initializer}
     for weight, shape in weight_shapes(spec).items():
         assert found.pop(weight) == (shape, kind), weight
-    # what is left are constants of the encoding: angles and slopes in fp32, buckets in int64
+    # The rest are constants of the encoding: angles and slopes in fp32, buckets in int64.
     assert set(found) <= {"encoding.frequencies", "encoding.slopes", "encoding.buckets"}
     assert {dtype for _, dtype in found.values()} <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
     assert {entry.key: entry.value for entry in proto.metadata_props}["posexport.spec"] == spec.to_json()
@@ -156,15 +158,17 @@ def test_reads_in_its_form(graph: tuple[str, str, Spec, ir.Model]) -> None:
 
 
 def check_never_half(model: ir.Model, form: str) -> tuple[int, int]:
-    """Whatever is computed from positions is int64 or fp32 until it is a cosine, a row of a table or a weight; returns
-    how many cosines and sines there are, and how many values were found on the way."""
+    """Asserts that values computed from positions are int64 or fp32 until they are cosines, table rows or weights.
+
+    Returns the number of cosines and sines, and the number of such values.
+    """
     proto = onnx.inliner.inline_local_functions(ir.to_proto(model))
     proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     types = {v.name: v.type.tensor_type.elem_type for v in (*proto.graph.value_info, *proto.graph.input)}
     turns = [node for node in proto.graph.node if node.op_type in ("Cos", "Sin")]
     assert all(types[node.input[0]] == onnx.TensorProto.FLOAT for node in turns)
-    reached = {"position_ids"}  # what still is a position, a distance, an angle, or logits that hold one
-    clamped = set()  # to the range of half precision: biases that an operator takes as a mask in the graph's dtype
+    reached = {"position_ids"}  # positions, distances, angles, and logits that contain them
+    clamped = set()  # biases clamped to fp16's range, which an operator takes as a mask in the graph's dtype
     for node in proto.graph.node:
         if form in OPERATORS and node.op_type == "Max" and types[node.output[0]] == onnx.TensorProto.FLOAT:
             clamped |= set(node.output)
@@ -178,7 +182,7 @@ def check_never_half(model: ir.Model, form: str) -> tuple[int, int]:
 
 
 def _takes_axis(node: onnx.NodeProto, reached: set[str]) -> bool:
-    """Whether a node takes positions of one axis out of those of all."""
+    """Whether a node selects the positions of one axis."""
     return node.op_type == "Gather" and node.input[0] in reached
 
 
@@ -213,7 +217,7 @@ QUICK = (
     ],
 )
 def test_more_encodings_run_like_their_formula_and_never_have_half_angles(name: str, form: str) -> None:
-    """Half precision, where there is most to go wrong; one form each by turns."""
+    """Each variant runs in half precision, the most difficult dtype, in one of the forms."""
     spec = case(name, dtype="fp16")
     model = export(spec, weights_for(spec), form=form)
     run = open_ort(model)
@@ -276,7 +280,7 @@ def test_bf16_exports_and_checks(name: str, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("encoding", ["alibi", "shaw"])
 def test_padding_in_bf16_has_kernels_on_the_cuda_provider(encoding: str, form: str) -> None:
-    """ONNX Runtime's CUDA provider has no ReduceMax and no Equal of bf16, so it refused such a file."""
+    """ONNX Runtime's CUDA provider does not have ReduceMax and Equal for bf16 and would refuse such a file."""
     spec = read_spec(
         {"encoding": {"name": encoding}, "num_heads": 2, "hidden_size": 32, "dtype": "bf16", "padding_mask": True}
     )
@@ -290,7 +294,7 @@ def test_padding_in_bf16_has_kernels_on_the_cuda_provider(encoding: str, form: s
 
 @pytest.mark.parametrize("cache", [None, "concat"])
 def test_onnxruntime_makes_one_product_of_logits_that_are_read_twice(cache: str | None, tmp_path: Path) -> None:
-    """Beside it, four projections, queries with the table, and weights with values."""
+    """The other products are four projections, queries with the table, and weights with values."""
     spec = case("cope", kv_cache=cache)
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")

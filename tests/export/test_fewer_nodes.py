@@ -1,4 +1,4 @@
-"""Nodes of torch's exporter that are written in fewer: the same function, and ONNX Runtime makes RMS norms of it."""
+"""Nodes of torch's exporter are replaced by fewer nodes: same results, and ONNX Runtime can fuse RMS norms."""
 
 from collections import Counter
 from pathlib import Path
@@ -20,7 +20,7 @@ TOKENS = 5
 
 
 class Norms(nn.Module):
-    """An RMS norm, and positions that follow those of a cache."""
+    """An RMS norm, and positions that continue those of a cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def test_exported_modules_have_fewer_nodes() -> None:
 
 
 class Masked(nn.Module):
-    """Scores with the mask of a cached decoder, as transformers looks it up, and a rotation whose halves are alike."""
+    """The mask of a cached decoder as transformers looks it up, and a rotation with equal halves of angles."""
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
@@ -183,7 +183,7 @@ def test_a_mask_that_is_looked_up_is_the_mask(tmp_path: Path) -> None:
 
 
 def lookup(order: tuple[int, int] = (0, 1), *, joint: str = "Max", start: int = 0, dims: str = "batch") -> ir.Model:
-    """mask[rows, columns] as the exporter writes it, with the axes of rows and columns in this `order`."""
+    """mask[rows, columns] as torch's exporter writes it, with the axes of rows and columns in the given `order`."""
     nodes = [
         helper.make_node("Shape", ["x"], ["length"], start=0, end=1),
         helper.make_node("Squeeze", ["length"], ["rows"]),
@@ -223,7 +223,7 @@ LOOKUPS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "columns before rows": ({"order": (1, 0)}, {"GatherND": 1}),
     "from the second column": ({"start": 1}, {"GatherND": 1}),
 }
-"""A lookup, and how often it has which operators afterwards."""
+"""Arguments of a lookup, and the number of some operators afterwards."""
 
 
 @pytest.mark.parametrize("name", LOOKUPS)

@@ -1,6 +1,6 @@
-"""Every form for every target: what it refuses, in one sentence; that all else is the formula; what a target changes.
+"""Every form for every target: refusals in one sentence, results of all others, and the differences between targets.
 
-The formula is the oracle's, in numpy float64; graphs run on ONNX Runtime.
+Graphs run on ONNX Runtime and are compared with the oracle in numpy float64.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str, dict[str, Any]]] = [
     ("contrib", ("portable", "tensorrt"), "softcap", {"softcap": 5.0, "causal": True}),
     ("contrib", ("portable", "tensorrt"), "shared caches", {"kv_cache": "shared", "padding_mask": True}),
 ]
-"""Form, targets, what they can't carry, and a spec with it."""
+"""Form, targets, an unsupported option, and fields of a spec with it."""
 WHY = {(row.form, row.targets, row.feature): row.reason for row in REFUSALS}
 CASES = [(form, target, what, over) for form, targets, what, over in REFUSED for target in targets]
 
@@ -75,7 +75,7 @@ def test_a_spec_that_a_form_cannot_carry_is_refused(
 
 
 class _Attention(torch.nn.Module):
-    """One call of the attention that a spec makes."""
+    """A module with one call of the attention of a spec."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Attention(torch.nn.Module):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("form", "target", "what", "over"), CASES)
 def test_a_module_of_ones_own_is_refused_too(form: str, target: str, what: str, over: dict[str, Any]) -> None:
-    """With the same sentence, from the operator's body."""
+    """The operator's body raises the same message."""
     spec = small_spec("none", **over)
     width = spec.num_heads * spec.head_dim
     caches = [torch.zeros(2, spec.num_heads, 5, spec.head_dim)] * 2 if spec.kv_cache else []
@@ -146,7 +146,7 @@ def test_the_opset_of_a_form_is_the_lowest_that_has_its_operators() -> None:
 
 
 def test_buffers_of_any_length_are_scattered_for_ort_only() -> None:
-    """Whole models have no spec. An opset without TensorScatter is a sentence, not a file that onnx refuses."""
+    """Whole models have no spec. An opset without TensorScatter gives an error message, not an invalid file."""
     found = {target: checked_opset(None, "native", target, None, shared=True) for target in TARGETS}
     assert found == {"portable": 23, "ort": 24, "tensorrt": 23}
     assert checked_opset(None, "native", "ort", None) == 23
@@ -177,7 +177,7 @@ def test_every_form_is_the_formula_at_random(seed: int) -> None:
 
 
 def _bytes(spec: Spec, form: str, target: str, **fixed: Any) -> tuple[bytes, str | None]:
-    """The graph without weights and what names the target, and that name."""
+    """The bytes of the graph without weights and target name, and the target name."""
     model = export(spec, weights_for(spec), form=form, target=target, **fixed)
     named = model.metadata_props.pop("posexport.target", None)
     whole: bytes = skeleton(model).SerializeToString(deterministic=True)
@@ -186,21 +186,25 @@ def _bytes(spec: Spec, form: str, target: str, **fixed: Any) -> tuple[bytes, str
 
 DIFFERS: list[tuple[str, dict[str, Any], bool]] = [
     ("decomposed", {"kv_cache": "concat", "softcap": 2.0, "padding_mask": True}, False),
-    ("decomposed", {"kv_cache": "shared"}, True),  # a scatter, which TensorRT needs ten kernels for
+    ("decomposed", {"kv_cache": "shared"}, True),  # a scatter, which needs ten kernels in TensorRT
     ("function", {"kv_cache": "shared"}, True),
     ("function", {"kv_cache": "concat", "sinks": True}, False),
     ("native", {"causal": True, "padding_mask": True, "sinks": True}, False),
-    ("native", {"dtype": "fp16"}, True),  # the precision of softmax, which TensorRT knows no attribute for
-    ("native", {"kv_cache": "concat", "causal": True}, True),  # the cache as Attention's own input
-    ("native", {"kv_cache": "shared"}, True),  # TensorScatter, which TensorRT has for buffers of a fixed length
+    ("native", {"dtype": "fp16"}, True),  # the precision of softmax; TensorRT does not support the attribute
+    ("native", {"kv_cache": "concat", "causal": True}, True),  # the cache as an input of Attention
+    (
+        "native",
+        {"kv_cache": "shared"},
+        True,
+    ),  # TensorScatter, which TensorRT supports only for buffers of a fixed length
     ("native", {"kv_cache": "shared", "max_seq": 16}, False),
     ("contrib", {"window": 3, "qk_norm": True}, False),
     ("contrib", {"cross": True, "padding_mask": True, "num_kv_heads": 2}, False),
     ("contrib", {"causal": True}, True),  # GroupQueryAttention
-    ("contrib", {"causal": True, "head_dim": 12}, False),  # which takes no such head
-    ("contrib", {"kv_cache": "concat"}, True),  # cached keys by heads
+    ("contrib", {"causal": True, "head_dim": 12}, False),  # GroupQueryAttention does not support this head size
+    ("contrib", {"kv_cache": "concat"}, True),  # cached keys, split into heads
 ]
-"""Form, spec, and whether ONNX Runtime's graph is another than that for all targets."""
+"""Form, fields of a spec, and whether the graph for ONNX Runtime differs from the portable one."""
 
 
 @pytest.mark.sampled(5)
@@ -235,7 +239,7 @@ def test_the_target_of_an_artifact_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_wrong_graph_is_far_off() -> None:
-    """The bounds above tell each option from its neighbour, so they are a check."""
+    """A wrong option exceeds the bounds above, so the tests notice it."""
     right = {"encoding": "none", "kv_cache": "concat", "padding_mask": True, "causal": True, "window": 3, "sinks": True}
     right |= {"softcap": 1.5, "num_kv_heads": 2, "qk_norm": True, "head_dim": 8}
     spec = small_spec(**right)

@@ -1,4 +1,4 @@
-"""Names in the bodies of functions: ONNX Runtime writes them out, and then each name stands for one value."""
+"""Names in function bodies: ONNX Runtime inlines functions, and then each name must be unique."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_KEYS = [name for name, kind in ENCODINGS.items() if kind.axes < 2]
 
 
 def names_of(function: ir.Function) -> Counter[str]:
-    """How often each name is given in a function, in branches and loops too."""
+    """How often a function assigns each name, including branches and loops."""
     nodes = [*function.all_nodes()]
     graphs = {id(node.graph): node.graph for node in nodes if node.graph is not None}
     inputs = {id(value): value for graph in graphs.values() for value in graph.inputs}
@@ -36,6 +36,6 @@ def test_a_name_is_given_once(encoding: str, cache: str, target: str) -> None:
 
 
 def test_a_name_in_a_branch_that_comes_again_behind_it() -> None:
-    """A branch gave `v_Concat_22`, as a node behind it did, and ONNX Runtime took no such file."""
+    """A node after a branch must not assign a name of the branch again: ONNX Runtime refuses such a file."""
     spec = small_spec("deberta", kv_cache="concat")
     assert callable(open_ort(export(spec, weights_for(spec), form="function", target="ort")))

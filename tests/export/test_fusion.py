@@ -1,4 +1,4 @@
-"""Why attention is not fused: the reason, and that what it advises does fuse."""
+"""Reasons why attention is not fused, and proof that their advice leads to a fused kernel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_fused_and_unknown_have_none() -> None:
     ids=["head_dim", "form"],
 )
 def test_the_advice_fuses(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """With the builder itself: not fused for a known cause, and fused once what the reason names is changed."""
+    """The builder does not fuse for a known cause, and fuses after the change that the reason names."""
     unfused, fused = exported(**before), exported(**{**before, **after})
     kernels = built(unfused).kernels
     assert kernels.fused_attention is False

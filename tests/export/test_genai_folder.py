@@ -1,4 +1,4 @@
-"""Decoders as folders of onnxruntime-genai: it loads them and makes the tokens that transformers makes."""
+"""Decoders as folders for onnxruntime-genai: it loads them and generates the same tokens as transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(json.dumps([generator.get_sequence(row).tolist() for row in range(len(prom
 
 @pytest.fixture(scope="module")
 def genai(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with onnxruntime-genai, which takes the ONNX Runtime that is installed; its own would replace that."""
+    """A folder with onnxruntime-genai that uses the installed ONNX Runtime; its own would replace that."""
     folder = tmp_path_factory.mktemp("genai")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
     made = subprocess.run(
@@ -58,7 +58,7 @@ def genai(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of random weights, with grouped heads."""
+    """A Llama with random weights and grouped heads."""
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=100,
@@ -67,7 +67,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=24,  # the root of whose scale, by which torch multiplies queries and keys, is no float32 number
+        head_dim=24,  # torch multiplies queries and keys by the root of the scale, which float32 cannot represent
         max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=1,
@@ -80,7 +80,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def decoder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Llama with caches that grow."""
+    """The exported Llama with growing caches."""
     return exported(checkpoint, tmp_path_factory.mktemp("decoder"))
 
 
@@ -112,7 +112,7 @@ def generated(genai: Path, folder: Path, count: int = 32) -> Any:
 
 
 def of_transformers(checkpoint: Path, count: int = 32, model_class: Any = LlamaForCausalLM) -> Any:
-    """Greedy tokens; rows that end are filled with the token that ends them, as onnxruntime-genai does."""
+    """Greedy tokens of transformers; finished rows are filled with the end token, as in onnxruntime-genai."""
     model = model_class.from_pretrained(checkpoint).eval()
     rows = model.generate(torch.tensor(PROMPTS), max_new_tokens=count, do_sample=False, pad_token_id=2)
     return rows.tolist()
@@ -128,7 +128,7 @@ def test_it_generates_what_transformers_does(
     assert said["buffers"] == ("shared" if options else "grown")
     expected = of_transformers(checkpoint)
     assert generated(genai, tmp_path / "packaged") == expected
-    assert len({*expected[0][5:]}) > 4  # of one token again and again nothing would be seen
+    assert len({*expected[0][5:]}) > 4  # A repeated token would hide errors.
 
 
 SMALL: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Small decoders that anyone wrote as folders of onnxruntime-genai: their configuration, and what is refused."""
+"""Small decoders from any tool as folders for onnxruntime-genai: their configuration, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = {"hidden_size": 32, "num_attention_heads": 4, "eos_token_id": 2}
 
 
 def saved(folder: Path, change: Callable[[onnx.ModelProto], None] = lambda model: None, **generation: Any) -> Path:
-    """A decoder, changed, beside the configuration of a checkpoint."""
+    """A changed decoder in a folder with the configuration of a checkpoint."""
     path, model = folder / "small.onnx", decoder()
     change(model)
     onnx.save(model, path)
@@ -32,7 +32,7 @@ def saved(folder: Path, change: Callable[[onnx.ModelProto], None] = lambda model
 
 
 def packaged(path: Path) -> Any:
-    """The configuration in the folder that is written."""
+    """The configuration in the written folder."""
     folder = path.with_name("packaged")
     result = cli("package", path, "--genai", "-o", folder)
     assert result.exit_code == 0, result.output
@@ -76,7 +76,7 @@ def test_caches_and_logits_of_other_ranks_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["9" * 5000, "9" * 10])
 def test_numbers_of_layers_have_few_digits(number: str, tmp_path: Path) -> None:
-    """Python makes no whole number of so many, and one layer after the other up to it would take all memory."""
+    """Python refuses to convert so many digits to an int, and a list of so many layers would take all memory."""
 
     def change(model: onnx.ModelProto) -> None:
         for value in (*model.graph.input, *model.graph.output):

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 
 class Guarded(nn.Module):
-    """As the layers of BART have it."""
+    """A module with the clamp of BART's layers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = x * 4
@@ -42,7 +42,7 @@ def test_what_is_traced_clamps_as_the_module(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 def test_bart_in_fp16(tmp_path: Path) -> None:
-    """Its checkpoint is in fp32, and a buffer of it is a view."""
+    """The checkpoint is in fp32, and one of its buffers is a view."""
     exported_model(checkpoint("bart"), tmp_path / "model.onnx", "--dtype", "fp16")
     for part in ("encoder", "decoder"):
         model = onnx.load(tmp_path / f"{part}_model.onnx")

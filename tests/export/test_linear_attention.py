@@ -1,4 +1,4 @@
-"""What takes the place of transformers' functions of linear attention: held to those, in one pass and in steps."""
+"""Replacements of transformers' functions of linear attention against the originals, in one pass and in steps."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_states_are_given_only_where_they_are_asked_for() -> None:
 
 @pytest.mark.parametrize("limits", [(0.0, float("inf")), LIMITS])
 def test_one_token_behind_others_has_no_limits(limits: tuple[float, float]) -> None:
-    """As in transformers' own function of one step, and in the kernels that it stands for."""
+    """This is as in transformers' function for one step and in the kernels that it replaces."""
     given = mamba(1)
     state = KEPT.clone()
     wanted = zamba.mamba2_selective_state_update(
@@ -143,7 +143,7 @@ def test_one_token_behind_others_has_no_limits(limits: tuple[float, float]) -> N
 
 
 def check(function: Callable[..., Any], given: dict[str, Any]) -> None:
-    """What takes the place of a function gives what it gives, also for half precision."""
+    """Asserts that the replacement of a function gives the same results, also in half precision."""
     own = _FUNCTIONS[function.__name__]
     for read, wanted in zip(own(**given), function(**given), strict=True):
         assert (read.shape, read.dtype) == (wanted.shape, wanted.dtype)
@@ -164,7 +164,7 @@ def test_functions_are_there_again_behind_the_trace() -> None:
 
 
 class Decaying(nn.Module):
-    """What is left of states of ones behind tokens whose decay is close to none."""
+    """The final state, from a state of ones, after tokens with little decay."""
 
     def forward(self, gates: Tensor) -> Tensor:
         heads = gates.shape[2]
@@ -174,7 +174,7 @@ class Decaying(nn.Module):
 
 
 def test_decays_of_a_sigmoid_are_exact_in_onnx_runtime() -> None:
-    """Its Sigmoid is off by 1e-7, which many tokens add up."""
+    """ONNX Runtime's Sigmoid has errors of 1e-7, which add up over many tokens."""
     gates = np.full((1, 300, 2), (-8, -12), np.float32)
     made = run_ort(export_any(Decaying(), torch.from_numpy(gates)).model, {"gates": gates})["output"]
     wanted = np.exp(-5 * (1 / (1 + np.exp(-gates.astype(np.float64)))).sum(1))

@@ -1,4 +1,4 @@
-"""Whose error it is where a model of transformers can't be exported: that of the model, or that of torch's exporter."""
+"""Errors of a model of transformers that cannot be exported are told from errors of torch's exporter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fails(*_: object, **__: object) -> None:
 
 
 def test_images_of_a_size_that_transformers_does_not_take(tmp_path: Any) -> None:
-    """Its DINOv2 takes rows of patches for columns."""
+    """DINOv2 in transformers confuses rows and columns of patches."""
     config = transformers.Dinov2Config(**SIZES, image_size=[28, 56], patch_size=14)
     model = transformers.Dinov2Model(config).eval()
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""Torch modules of all kinds as graphs: names, dimensions, forms, and what is refused."""
+"""Torch modules of all kinds as graphs: names, dimensions, forms, and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from posexport.export.modules import ExportedModule, export_any
 
 
 def shapes(values: Any) -> dict[str, list[int | str]]:
-    """Dimensions by name."""
+    """The dimensions of values by name."""
     return {value.name: [dim if isinstance(dim, int) else dim.value for dim in value.shape] for value in values}
 
 
@@ -48,7 +48,7 @@ def exported(kind: type[nn.Module], form: str = "decomposed", target: str = "por
 
 
 def check_on_ort(module: nn.Module, model: ir.Model) -> None:
-    """The graph is the module, at sizes that were not traced."""
+    """Asserts that the graph agrees with the module at sizes that were not traced."""
     for batch, seq in ((3, 9), (1, 1)):
         given = inputs(batch, seq)
         with torch.no_grad():
@@ -123,7 +123,7 @@ def test_names_and_dimensions_of_the_user_and_values_in_lists() -> None:
 
 
 class Odd(nn.Module):
-    """An input, a weight and one value twice are outputs; an input has the name of a value inside."""
+    """The outputs are an input, a weight and one value twice; an input has the name of an inner value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def test_what_is_refused_in_one_sentence(name: str) -> None:
 
 
 def test_an_axis_that_can_not_vary_is_an_error_of_torch() -> None:
-    """Silence would make a length a constant: planted by a table of five rows."""
+    """Without an error, a length would become a constant. A table of five rows fixes it here."""
 
     class Table(nn.Module):
         def __init__(self) -> None:
@@ -295,12 +295,12 @@ class Subtracted(nn.Module):
 
 
 def test_numbers_minus_integers() -> None:
-    """torch's exporter doesn't take the number as the first operand of its subtraction."""
+    """torch's exporter does not accept a number as the first operand of a subtraction."""
     check_on_ort(seeded(Subtracted), exported(Subtracted).model)
 
 
 class Router(nn.Module):
-    """A layer that converts another one where it runs, as routers of experts do."""
+    """A layer that converts the dtype of another layer in its forward, as routers of experts do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class Router(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_module_that_converts_itself(dtype: torch.dtype) -> None:
-    """torch can't put other values into the weights that it traces."""
+    """torch cannot change the values of weights during a trace."""
     router = seeded(Router)
     router.dtype = dtype  # type: ignore[assignment]
     weight, bias = (tensor.detach().double().numpy() for tensor in router.parameters())
@@ -323,8 +323,11 @@ def test_a_module_that_converts_itself(dtype: torch.dtype) -> None:
 
 
 class Experts(nn.Module):
-    """Experts that are computed one after the other, each for its tokens; the mask counts one more than there are. They
-    are modules that are `named` by their number, or there is a branch for one without tokens."""
+    """Experts that run one after the other, each for its tokens. The mask has one expert more than there are.
+
+    With `named`, the experts are looked up by a name with their number. Otherwise, experts without tokens are skipped
+    by a branch.
+    """
 
     def __init__(self, named: bool) -> None:
         super().__init__()
@@ -336,7 +339,7 @@ class Experts(nn.Module):
         hidden = x.reshape(-1, 16)
         weights, indices = self.router(hidden).topk(2, dim=-1)
         mask = nn.functional.one_hot(indices, num_classes=4).permute(2, 1, 0)
-        result = hidden * (hidden > hidden.mean())  # of two tensors
+        result = hidden * (hidden > hidden.mean())  # a product of two tensors
         for expert in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
             if self.named:
                 rank, token = torch.where(mask[expert].squeeze(0))
@@ -357,7 +360,7 @@ def test_a_loop_over_experts_that_have_tokens(named: bool) -> None:
     torch.manual_seed(0)
     experts = Experts(named).eval()
     made = export_any(experts, torch.from_numpy(inputs(2, 5)["x"]))
-    for batch, seq in ((1, 1), (3, 9)):  # of one token, one expert has none
+    for batch, seq in ((1, 1), (3, 9)):  # With one token, one expert does not get a token.
         x = inputs(batch, seq)["x"]
         weights = [
             (m.weight.detach().numpy(), m.bias.detach().numpy()) for m in [experts.router, *experts.experts.values()]
@@ -373,7 +376,7 @@ def test_a_loop_over_experts_that_have_tokens(named: bool) -> None:
 
 
 class HeadsInRows(nn.Module):
-    """Heads as further rows, cut apart by the number of rows, as Set Transformer does."""
+    """Heads as additional rows, split again by the number of rows, as in Set Transformer."""
 
     def forward(self, x: Tensor) -> Tensor:
         heads = torch.cat(x.split(4, 2), 0)

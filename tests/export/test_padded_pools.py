@@ -1,4 +1,4 @@
-"""Zeros before a MaxPool stay where they are: ONNX Runtime would move them into pads, which a MaxPool leaves out."""
+"""A Pad with zeros before a MaxPool stays: ONNX Runtime would merge it into the pads, which MaxPool ignores."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posexport.export.padded_pools import keep_pads_of_pools
 
 
 class Pooled(nn.Module):
-    """The beginning of BiT: zeros around an image, and a maximum."""
+    """The stem of BiT: zeros around an image, and a MaxPool."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.max_pool2d(nn.functional.pad(x, (1, 1, 1, 1)), 3, 2)
 
 
 def error(path: Path, finished: bool, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How far the file is from torch in ONNX Runtime, for negative numbers."""
+    """The error of ONNX Runtime against torch for negative numbers."""
     x = -1 - torch.rand(2, 3, 8, 8)
     if not finished:
         monkeypatch.setattr(exporter, "keep_pads_of_pools", lambda _: None)

@@ -1,5 +1,7 @@
-"""RoPE with the scaling `dynamic`, whose frequencies transformers keeps from one call to the next: a file has none of
-these states, and is held to models of transformers that have read nothing before."""
+"""RoPE with the scaling `dynamic`: transformers keeps its frequencies from one call to the next.
+
+A file does not have this state, so it is compared with fresh models of transformers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from posexport.models.pretrained_angles import stateless_angles
 
 TRAINED = 16
 LONG_AND_SHORT = (40, 12, 30)
-"""Tokens of texts one after the other: transformers keeps frequencies of the first for the last."""
+"""Lengths of consecutive texts: for the last, transformers keeps frequencies of the first."""
 
 
 def config() -> Any:

@@ -1,4 +1,4 @@
-"""Sizes come from inputs of the same dimension, so that masks and biases are one value in all layers of a stack."""
+"""Sizes come from inputs with the same dimension, so that all layers of a stack share masks and biases."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_files_without_this_compute_the_same(cache: str | None, monkeypatch: pyt
 
 
 def shape_of(text: str) -> ir.Node:
-    """The Shape of a model afterwards."""
+    """The Shape node of a model afterwards."""
     model = ir.from_onnx_text(text)
     read_from_inputs(model)
     (node,) = (node for node in model.graph if node.op_type == "Shape")
@@ -75,9 +75,9 @@ def test_a_size_of_the_same_name_is_read_from_an_input() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("float[batch, seq, 4] y", "float[batch, other, 4] y"),  # no input has it
+        ("float[batch, seq, 4] y", "float[batch, other, 4] y"),  # No input has this dimension.
         ("float[batch, seq, 4] y", "float[batch, 7, 4] y"),  # a number
-        ("<start: int = 1, end: int = 2>", "<start: int = 1>"),  # more than one
+        ("<start: int = 1, end: int = 2>", "<start: int = 1>"),  # more than one dimension
         ("<start: int = 1, end: int = 2>", ""),
     ],
 )

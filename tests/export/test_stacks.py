@@ -1,4 +1,4 @@
-"""Stacks of layers: one layer of each kind is traced and copied, weights stream into the file, one layer at a time."""
+"""Stacks: one layer of each kind is traced and copied, and weights stream into the file one layer at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from posexport.runtimes import torch_eager
 from posexport.spec.contract import graph_inputs, graph_outputs
 
 QUICK = {("pattern", "decomposed")}
-"""Compared in the default run; the others by `scripts/test slow`."""
+"""Cases of the default run; the others run by `scripts/test slow`."""
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_the_graph_is_that_of_a_trace_of_all_layers(name: str, form: str) -> Non
 
 
 def faults(model: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
-    """The graph with a fault of each kind in one of the copied layers."""
+    """Copies of the graph, each with another kind of fault in a copied layer."""
     nodes = [index for index, node in enumerate(model.graph.node) if node.name.startswith("layers.3.")]
     reads = next(i for i in nodes if "layers.3.q_proj.weight" in model.graph.node[i].input)
     for plant in (
@@ -114,7 +114,7 @@ def test_a_stack_computed_layer_by_layer_is_the_block(name: str, dtype: torch.dt
 
 
 class Counted(Mapping[str, torch.Tensor]):
-    """Weights that know how many layers' tensors live at the same time, and in which order they are asked for."""
+    """Weights that record how many layers' tensors are alive at the same time, and the order of requests."""
 
     def __init__(self, weights: LazyWeights) -> None:
         self.weights, self.asked, self.most = weights, list[str](), 0
@@ -142,7 +142,7 @@ def test_writing_holds_the_weights_of_one_layer(tmp_path: Path, external_from: i
     write_onnx(export(spec, counted), tmp_path / "a.onnx", external_from)
     assert counted.most == 1
     assert counted.asked == list(weight_shapes(spec))
-    write_onnx(exported(spec), tmp_path / "b.onnx", external_from)  # of weights that were there all at once
+    write_onnx(exported(spec), tmp_path / "b.onnx", external_from)  # with all weights in memory at once
     suffix = ".data" if external_from == 0 else ""
     assert (tmp_path / f"a.onnx{suffix}").read_bytes() == (tmp_path / f"b.onnx{suffix}").read_bytes()
 
@@ -183,7 +183,7 @@ def test_weights_of_an_artifact_are_read_one_by_one(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stack with caches, its weights beside it."""
+    """A file with a stack with caches and external weights."""
     path = tmp_path_factory.mktemp("stack") / "block.onnx"
     write_onnx(exported(stack("pattern")), path, external_from=0)
     return path
@@ -270,7 +270,7 @@ def test_a_tensor_of_one_layer_is_named(tmp_path: Path, fault: str, said: tuple[
     before = tree(tmp_path)
     output = ("--weights", tmp_path / "w.safetensors", "--dtype", "fp16", "-o", tmp_path / "block.onnx")
     refused(cli(*STACK, *output), *said)
-    assert tree(tmp_path) == before  # whole or not at all, though layers before it were written
+    assert tree(tmp_path) == before  # No partial file stays, although earlier layers were written.
 
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from posexport.export.tensor_lengths import traced_lengths
 
 
 class Rows(nn.Module):
-    """Repeats a vector for each row, which it counts by `len`, beside the lengths of lists."""
+    """Repeats a vector for each row; it counts the rows by `len` and also uses lengths of lists."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows, sizes = len(x), [1, 2, 3]

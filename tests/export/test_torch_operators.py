@@ -1,4 +1,4 @@
-"""torch's table of translations is built once in a process, changes no graph, and torch is left as it was."""
+"""torch's table of translations is built once in a process; graphs do not change, and torch is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where torch's exporter takes no module: the place, what is wrong and what to do, in words of ours."""
+"""Messages if torch's exporter refuses a module: the place, the problem and advice, in posexport's words."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Model(nn.Module):
 """
 NEIGHBOUR = "def pick(x):\n    while x.mean() > 0:\n        x = x - 1\n    return x\n"
 TORCH = re.compile(r"Guard|SymNode|u0|unhinted|Traceback|site-packages")
-"""What torch says in symbols of its own."""
+"""Internal terms of torch, which messages must not contain."""
 
 BRANCH, NUMBER = "branches on the values of a tensor", "makes a Python number of a value of a tensor"
 SHAPES, OPERATOR, TRACE = "dynamic_shapes let an axis vary", "no ONNX operators for one", "torch can't trace"
 
-# what forward does, dynamic_shapes, the line of the file (None: none is known), and what is said
+# the body of forward, dynamic_shapes, the line in the file (None if it is not known), and parts of the message
 WRONG: dict[str, tuple[str, str | None, str | None, tuple[str, ...]]] = {
     "an if": (
         "if x.max() > 1:\n            x = x + 1\n        return x",
@@ -87,7 +87,7 @@ def test_what_torch_does_not_take_is_one_sentence(name: str, tmp_path: Path, mon
 
 
 class Branches(nn.Module):
-    """Another function for large values."""
+    """A module with another function for large values."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.max() > 1 else x

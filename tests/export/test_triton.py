@@ -1,4 +1,4 @@
-"""`posexport package --triton`: the repository it writes, and what it refuses with everything left as it was."""
+"""`posexport package --triton`: the repository that it writes, and refusals that leave everything unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "contrib": (small_spec("rope", causal=True, kv_cache="shared"), {"form": "contrib", "target": "ort"}, 1 << 40),
     "consecutive": (small_spec("learned", causal=True, positions="consecutive"), {"form": "native"}, 1 << 40),
 }
-"""Spec, options of the export, and the bytes of weights from which they go to a file of their own."""
+"""Spec, options of the export, and the size in bytes from which weights go to a separate file."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    """A plan of TensorRT that no engine ever saw, with a manifest that fits it."""
+    """A fake TensorRT plan with a manifest that matches it."""
     spec, path = small_spec("rope", dtype="fp16"), tmp_path / "block.plan"
     path.write_bytes(b"code" * 300)
     values = {
@@ -86,7 +86,7 @@ def test_a_graph_of_functions_with_weights_beside_it(made: Path, tmp_path: Path)
     model = home / "1" / "model.onnx"
     assert told["files"] == {name: sha256_of(home / "1" / name) for name in ("model.onnx", "function.onnx.data")}
     assert (told["kind"], told["name"], told["model_version"]) == ("package", "function", 1)
-    artifact = read_onnx(model)  # weights are found under the name that the graph knows
+    artifact = read_onnx(model)  # The weights file has the name that the graph uses.
     config = read_config((home / "config.pbtxt").read_bytes())
     assert problems(config, home.name, artifact.inputs(), artifact.outputs()) == []
     assert told["max_batch_size"] == config.max_batch_size == 8
@@ -105,7 +105,7 @@ def test_verify_takes_the_packaged_file(name: str, made: Path, tmp_path: Path) -
 
 
 def test_the_warm_up_is_a_request_that_the_graph_takes(made: Path, tmp_path: Path) -> None:
-    """As Triton makes it: zeros of the dims given, the batch before them, then the reshape."""
+    """Builds the request as Triton does: zeros with the given dims, the batch before them, then the reshape."""
     told = package(
         made / "contrib.onnx", "--max-batch-size", "4", "--cpu", "--instances", "2", repository=tmp_path / "m"
     )
@@ -248,7 +248,7 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path, monkeypatch: pytest.M
     data[0] ^= 1
     Path("function.onnx.data").write_bytes(data)
     refused(cli("package", "function.onnx", "--triton"), "weights in function.onnx.data are not those that its")
-    Path("function.onnx.json").unlink()  # without a manifest nothing is known of its bytes
+    Path("function.onnx.json").unlink()  # Without a manifest, its hash cannot be checked.
     assert cli("package", "function.onnx", "--triton").exit_code == 0
     assert "function/1/model.onnx.json" not in tree(Path("model_repository"))
 
@@ -298,7 +298,7 @@ def test_a_folder_replaces_nothing_where_that_is_not_asked_for(tmp_path: Path) -
 def test_what_is_packaged_meanwhile_stays(
     name: str, version: int, expected: set[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process writes a model while this one copies its own into a repository that wasn't there."""
+    """Another process writes a model while this one copies its own into a new repository."""
     path, models, copy = made / "function.onnx", tmp_path / "models", repository_stage.copy_file
     others = [PackageOptions(name=name, version=version)]
 
@@ -320,7 +320,7 @@ def test_what_is_packaged_meanwhile_stays(
 def test_what_can_not_be_removed_of_the_old_folder_makes_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as files that a server wrote into it as another user."""
+    """An example is files that a server wrote into it as another user."""
 
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")

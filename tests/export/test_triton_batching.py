@@ -1,4 +1,4 @@
-"""When Triton may run the requests of several clients as one batch: the decision, and that it is true of the blocks."""
+"""When Triton may join the requests of several clients into one batch: the decision, and its proof on blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def profiles(spec: Spec, *requests: str) -> Any:
 
 @pytest.mark.parametrize("name", [*CASES, *MORE_CASES])
 def test_rows_come_out_as_they_would_alone_wherever_requests_are_joined(name: str) -> None:
-    """Row 0 is near, row 1 far: what depends on the batch's largest position changes row 0."""
+    """Row 0 has near positions and row 1 far ones. If something depends on the largest position, row 0 changes."""
     spec = case(name)
     seq = 4 if "swin" in name else 6
     near, far = inputs_for(spec, 1, seq, "consecutive", 0), inputs_for(spec, 1, seq, "offset", 1)
@@ -113,7 +113,7 @@ def test_one_layer_that_depends_on_the_batch_is_enough() -> None:
 
 
 def written(seq: int) -> dict[str, Array]:
-    """Two rows over shared caches of 9 places, 5 and 2 of them written."""
+    """Two rows over shared caches with 9 slots, of which 5 and 2 are written."""
     random = np.random.default_rng(0)
     starts = np.array([5, 2])
     inputs: dict[str, Array] = {
@@ -134,7 +134,7 @@ def test_rows_of_shared_caches_come_out_as_they_would_alone(form: str) -> None:
     for seq in (1, 3):
         inputs = written(seq)
         if form == "contrib" and seq > 1:
-            with pytest.raises(Exception, match="batch_size must be 1"):  # why `_seldom` leaves it to the user
+            with pytest.raises(Exception, match="batch_size must be 1"):  # This is why `_seldom` leaves it to the user.
                 run(inputs)
             continue
         both = run(inputs)["output"]

@@ -1,4 +1,4 @@
-"""config.pbtxt against Triton's schema, and against the rules that the schema can't say, each broken once."""
+"""config.pbtxt against Triton's schema, and against rules that the schema cannot express; each is broken once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPECS = {
 
 
 def served(spec: Spec, backend: str = "onnxruntime", instances: int = 1, **fields: Any) -> Any:
-    """The configuration of an artifact with the block of `spec`; `fields` are those of the artifact that differ."""
+    """The configuration of an artifact with the block of `spec`; `fields` change the artifact."""
     shapes = {name: shape for name, (shape, _) in graph_inputs(spec).items()}
     spans = profiles_of(shapes)
     values = {**graph_inputs(spec), **graph_outputs(spec)}
@@ -95,7 +95,7 @@ def test_the_batch_is_left_to_triton_where_requests_are_joined() -> None:
     assert dims["past_key"] == [4, -1, 8]
     assert dims["write_indices"] == [1]
     reshaped = [entry.name for entry in config.input if entry.HasField("reshape")]
-    assert reshaped == ["write_indices"]  # clients send [batch, 1], the graph takes [batch]
+    assert reshaped == ["write_indices"]  # Clients send [batch, 1], and the graph takes [batch].
     assert list(config.model_warmup[0].inputs["past_key"].dims) == [4, 4096, 8]
 
 
@@ -134,7 +134,7 @@ def test_types_instances_and_profiles() -> None:
 
 
 def put(path: str, value: Any) -> Callable[[Any], None]:
-    """Set one field of a message, `input.0.data_type` for instance."""
+    """Sets one field of a message, for example `input.0.data_type`."""
 
     def change(config: Any) -> None:
         *parts, last = path.split(".")

@@ -1,4 +1,4 @@
-"""Files that posexport didn't write as models of Triton: their own inputs and outputs, and when requests are joined."""
+"""Files from other tools as Triton models: their inputs and outputs, and when requests are joined."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The evaluator without a process, which takes seconds to start."""
+    """Runs the evaluator in this process, because a new process takes seconds to start."""
 
     def evaluated(self: Any, inputs: list[Arrays]) -> list[Arrays] | Reason:
         try:
@@ -56,7 +56,7 @@ def package(path: Path, *options: object) -> Any:
 
 
 def small(inputs: list[Any], output: list[Any], nodes: list[onnx.NodeProto], **weights: Any) -> onnx.ModelProto:
-    """A graph of x and other float inputs to y. `inputs` and `output` are shapes."""
+    """A graph from x and other float inputs to y. `inputs` and `output` are shapes."""
     names = ["x", "z"][: len(inputs)]
     given = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in zip(names, inputs, strict=True)]
     tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
@@ -66,7 +66,7 @@ def small(inputs: list[Any], output: list[Any], nodes: list[onnx.NodeProto], **w
 
 
 def test_the_folder_holds_the_file_and_a_configuration_of_its_own_names(tmp_path: Path) -> None:
-    """With the evaluator in a process of its own, as for users."""
+    """The evaluator runs in a separate process, as for users."""
     path = saved(tmp_path, decoder(cache=False), "decoder")
     told = package(path)
     model = tmp_path / "models" / "decoder" / "1" / "model.onnx"
@@ -124,7 +124,7 @@ def summed() -> onnx.ModelProto:
 
 
 def nearly(part: float) -> onnx.ModelProto:
-    """Rows to which a part of the first row is added."""
+    """Rows that depend a little on the first row: y = x + part * (x - first row)."""
     nodes = [
         helper.make_node("Gather", ["x", "zero"], ["first"], axis=0),
         helper.make_node("Mul", ["first", "part"], ["little"]),
@@ -136,7 +136,7 @@ def nearly(part: float) -> onnx.ModelProto:
 
 
 def turned(axes: int | str) -> onnx.ModelProto:
-    """position_ids [axes, batch, seq] beside features."""
+    """A graph with features and position_ids [axes, batch, seq]."""
     return model_of({"inputs_embeds": (["b", "s", 4], "fp32"), "position_ids": ([axes, "b", "s"], "int64")})
 
 
@@ -166,7 +166,7 @@ NOT_JOINED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 def test_requests_are_not_joined_where(name: str, tmp_path: Path, in_this_process: None) -> None:
     make, said = NOT_JOINED[name]
     path = saved(tmp_path, make())
-    if name == "a scalar":  # Triton's dims can't be empty, so it can't be served at all
+    if name == "a scalar":  # Triton's dims cannot be empty, so this graph cannot be served.
         result = cli("package", path, "--triton", "-o", tmp_path / "models")
         assert (result.exit_code, "input 'z' is reshaped to nothing without a batch" in result.stderr) == (2, True)
         return

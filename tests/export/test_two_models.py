@@ -1,4 +1,4 @@
-"""Encoder-decoders that are two models: an encoder of images, sound or text, and any decoder of text."""
+"""Encoder-decoders made of two models: an encoder of images, audio or text, and any text decoder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], str, tuple[int, ...]]] = {
 
 
 def saved(kind: str, folder: Path) -> Any:
-    """A random model of a kind, saved in a folder."""
+    """A random model of a given kind, saved in a folder."""
     name, encoder, *_ = KINDS[kind]
     options = {"patch_size": 8} if kind == "images" else {}
     parts = {"encoder": {**encoder, **options}, "decoder": {"model_type": "bert", **DECODER}}
@@ -51,7 +51,7 @@ def saved(kind: str, folder: Path) -> Any:
 def test_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     _, _, name, shape = KINDS[kind]
     model = saved(kind, tmp_path / "checkpoint")
-    if kind == "images":  # as in TrOCR's checkpoints: nothing reads the pooler
+    if kind == "images":  # As in TrOCR's checkpoints, nothing reads the pooler.
         file = tmp_path / "checkpoint" / "model.safetensors"
         save_file({key: one for key, one in load_file(file).items() if "pooler" not in key}, file, {"format": "pt"})
     (tmp_path / "out").mkdir()

@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders of transformers as whole files, held to transformers' own models."""
+"""Encoders and encoder-decoders of transformers as whole files, against transformers' models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def exported(name: str, **how: Any) -> list[ExportedModel]:
 
 
 def drawn(run: Any, sizes: dict[str, int], seed: int = 0) -> dict[str, Array]:
-    """Inputs of a session by name. Rows of tokens have padding on their right, as encoders take them."""
+    """Inputs of a session by name. Rows of tokens have padding on the right, as usual for encoders."""
     random, given = np.random.default_rng(seed), {}
     for value in run.get_inputs():
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in value.shape]
@@ -59,7 +59,7 @@ ENCODERS: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 QUICK = ("vit_classifier", "bert_masked")
-"""The others take as long, and run by `scripts/test slow`."""
+"""Cases of the default run; the others take as long and run by `scripts/test slow`."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in ENCODERS])
@@ -83,7 +83,7 @@ def test_an_encoder_is_the_model_of_transformers(name: str, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bart", pytest.param("whisper", marks=pytest.mark.slow)])
 def test_an_encoder_decoder_is_two_files(name: str, tmp_path: Path) -> None:
-    """The encoder gives what the decoder's cross-attention reads; tokens come in three chunks behind the caches."""
+    """The encoder's output goes to the decoder's cross-attention. Tokens come in three chunks after the caches."""
     runs = {}
     for model in exported(name, form="native"):
         assert model.attentions and not model.left()
@@ -120,21 +120,21 @@ def test_options_without_a_meaning_are_refused() -> None:
 
 @pytest.mark.slow
 def test_attention_beside_the_layers_is_listed_with_that_of_all_layers() -> None:
-    """A head that pools by attention."""
+    """The model has a head that pools by attention."""
     (model,) = exported("siglip", form="native")
     layers = [one["layer"] for one in model.attentions if one["name"].startswith("layers.")]
     assert layers == [0, 1, 2, 3] and len(model.attentions) == 5
 
 
 def test_rows_that_are_looped_over_are_refused() -> None:
-    """The sizes of images come in a list of one for each row, so that the number of rows is that of the trace."""
+    """Image sizes are a list with an entry for each row, so the trace fixes the number of rows."""
     with pytest.raises(RequestError, match=r"PixtralVisionModel is not exported .* fixes the size 'batch' of"):
         exported("pixtral_vision")
 
 
 @pytest.mark.slow
 def test_hidden_states_of_all_layers_that_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are read outside of the layers, so that no layer can stand for another."""
+    """They are read outside of the layers, so no layer can be a copy of another."""
     import transformers
     from transformers.modeling_outputs import ImageClassifierOutput
 
@@ -157,7 +157,7 @@ HEADLESS = {"base": "LlamaModel", "sequences": "LlamaForSequenceClassification",
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one == "tokens")) for one in HEADLESS])
 def test_a_decoder_without_its_head_has_no_caches(name: str, tmp_path: Path) -> None:
-    """Embedders and classifiers: config.json asks for caches, which nothing reads."""
+    """Embedders and classifiers: config.json asks for caches, but nothing reads them."""
     import transformers
 
     kind: Any = getattr(transformers, HEADLESS[name])

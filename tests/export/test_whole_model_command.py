@@ -1,4 +1,4 @@
-"""`posexport export --from CHECKPOINT --model`: what stands beside the model, and what is refused in one sentence."""
+"""`posexport export --from CHECKPOINT --model`: the files next to the model, and refusals in one sentence."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _missing_shard(folder: Path) -> None:
 
 
 def _header(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Change what the header of the weights says; the data stays."""
+    """Changes the header of the weights file; the data stays."""
 
     def rewrite(folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -161,7 +161,7 @@ def _long_header(folder: Path) -> None:
 
 
 def _pickled(folder: Path) -> None:
-    """Weights that a loader would unpickle, and with that run."""
+    """Weights that a loader would unpickle, which can run code."""
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch ran'\ntR.")
 
@@ -181,7 +181,7 @@ def _bare_index(folder: Path) -> None:
 
 
 def _listed_layers(folder: Path) -> None:
-    """As many as config.json says, in the index alone."""
+    """The index lists as many layers as config.json says, but the files do not have them."""
     _edited(num_hidden_layers=10**5)(folder)
     _index({f"model.layers.{number}.x": "model-00001-of-00001.safetensors" for number in range(10**5)})(folder)
 
@@ -263,7 +263,7 @@ def test_broken_checkpoints(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_beyond_half_precision_are_refused(tmp_path: Path) -> None:
-    """They became infinity, and the model's logits no numbers."""
+    """They would become infinite, and the model's logits NaN."""
     from safetensors.torch import load_file, save_file
 
     folder = copied("llama", tmp_path)
@@ -296,12 +296,12 @@ def test_a_branch_on_values_is_a_sentence() -> None:
 
 @pytest.mark.slow
 def test_experts_that_are_looked_for_by_values(tmp_path: Path) -> None:
-    """DBRX runs over the experts that some token chose, by a mask that has one expert more than there are."""
+    """DBRX loops over the experts that some token chose; its mask has one expert more than there are."""
     output = tmp_path / "model.onnx"
     result = cli(*export(checkpoint("dbrx"), output, "--kv-cache", "none"))
     assert result.exit_code == 0, result.output
     model: Any = open_pretrained(checkpoint("dbrx")).model
-    ids = torch.tensor([[5], [9]])  # of few tokens, some experts have none
+    ids = torch.tensor([[5], [9]])  # With few tokens, some experts do not get any.
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.zeros_like(ids)}
     made = ort.InferenceSession(output, providers=["CPUExecutionProvider"]).run(
         ["logits"], {name: value.numpy() for name, value in given.items()}
@@ -317,7 +317,7 @@ def test_loops_over_tokens_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_loops_over_chunks_are_a_sentence(tmp_path: Path) -> None:
-    """A trace of a few tokens has one chunk, and would be wrong for more than it holds."""
+    """A trace of a few tokens has one chunk and would be wrong for more tokens than one chunk."""
     from transformers import MiniMaxConfig, MiniMaxForCausalLM
 
     config = MiniMaxConfig(**{**ROWS["minimax"].options, "max_position_embeddings": 1024})
@@ -334,7 +334,7 @@ def test_a_model_without_caches_says_how_it_is_exported() -> None:
 
 
 def test_caches_that_transformers_leaves_out_are_refused(tmp_path: Path) -> None:
-    """BERT with a head of a language model, whose tokens see later ones: steps can't add to what was computed."""
+    """In BERT with a language-model head, tokens see later tokens, so steps cannot continue from a cache."""
     folder = copied("bert_decoder", tmp_path)
     _edited(is_decoder=False)(folder)
     refused(cli(*export(folder, tmp_path / "model.onnx")), "BertLMHeadModel has no caches in transformers")

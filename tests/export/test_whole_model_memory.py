@@ -1,4 +1,4 @@
-"""What the export of a whole model takes of disk and memory, beside the checkpoint of N bytes: 1.2 N and 0.3 N."""
+"""The export of a whole model uses 1.2 N of disk and 0.3 N of memory for a checkpoint of N bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS = {"num_attention_heads": 16, "num_key_value_heads": 16}
 
 
 def large_checkpoint(folder: Path) -> int:
-    """Write a checkpoint of fp16 in four shards, without a model in memory; returns its bytes."""
+    """Writes an fp16 checkpoint in four shards without a model in memory; returns its size in bytes."""
     import transformers
 
     config: Any = transformers.LlamaConfig(**SIZES, **HEADS, dtype="float16")
@@ -43,13 +43,15 @@ def large_checkpoint(folder: Path) -> int:
 
 
 def filled(numbers: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The numbers again and again."""
+    """A tensor of this shape with the numbers, repeated."""
     return numbers.repeat(-(-shape.numel() // numbers.numel()))[: shape.numel()].view(shape)
 
 
 def peak(checkpoint: Path, output: Path) -> int:
-    """The most bytes that `posexport export --model` and its children hold, as they were seen. Pages of files of the
-    checkpoint are not counted: the kernel takes them back where it needs memory."""
+    """The observed peak memory of `posexport export --model` and its children in bytes.
+
+    Pages of checkpoint files do not count, because the kernel reclaims them if it needs memory.
+    """
     output.parent.mkdir()
     command = [sys.executable, "-P", "-m", "posexport", "export", "--from", checkpoint, "--model", "-o", output]
     most = 0

@@ -1,4 +1,4 @@
-"""Decoders of transformers as whole files: held to transformers' own model, with padding and caches, in the forms."""
+"""Decoders of transformers as whole files against transformers' models, with padding and caches, in several forms."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BOUND = {"fp32": 2e-5, "fp16": 2e-2}
 
 @cache
 def exported(name: str, stored: str = "float32", **how: Any) -> ExportedModel:
-    """The export of a tiny checkpoint; tests share it."""
+    """The export of a tiny checkpoint, shared by tests."""
     dtype = how.pop("dtype", None)
     (model,) = export_whole(open_pretrained(checkpoint(name, stored)), HowToExport(dtype=dtype, **how))
     return model
 
 
 def two_kinds() -> ExportedModel:
-    """Two kinds of layers, which takes longest to trace."""
+    """A model with two kinds of layers, which takes longest to trace."""
     return exported("gemma3", form="native", hidden_states=True)
 
 
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
 
 
 QUICK = {"llama, grown caches"}
-"""The others take as long, and run by `scripts/test slow`."""
+"""Cases of the default run; the others take as long and run by `scripts/test slow`."""
 
 
 @pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in CASES])
@@ -168,7 +168,7 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_oracle_sees_a_wrong_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that reads a weight of the layer it was copied of."""
+    """The fault: a copied layer reads a weight of the original layer."""
     tensor = whole_model._Export._tensor
 
     def wrong(self: Any, name: str, like: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Of a model of text and images, the decoder of tokens is exported: a file, its proof and its tokens."""
+"""The text decoder of a vision-language model is exported: its file, its verification and its tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDS = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Llava, whose tower for images has as many layers as its decoder; and transformers' model."""
+    """A checkpoint of Llava, whose vision tower has as many layers as its decoder; and transformers' model."""
     images = {**SIZES, "image_size": 16, "patch_size": 8, "projection_dim": 32, "model_type": "clip_vision_model"}
     config = transformers.LlavaConfig(
         text_config={**TEXT, **IDS, "model_type": "llama"}, vision_config=images, image_token_index=VOCABULARY - 1

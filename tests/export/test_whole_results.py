@@ -1,4 +1,4 @@
-"""The matrix of whole models: its cells, what they say, and that the page is of the committed data."""
+"""The matrix of whole models: its cells, their texts, and that the page agrees with the committed data."""
 
 from __future__ import annotations
 

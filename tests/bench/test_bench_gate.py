@@ -105,9 +105,9 @@ def test_a_saved_result_says_what_it_is(base: Path) -> None:
 def test_an_unsteady_result_to_save_takes_more_processes(
     block: Path, bench: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """This also holds for a gated result that is saved: a gate alone stops early, when it may look too fast.
+    """A gated result that is saved takes more processes too: a gate stops early if a result looks faster than it is.
 
-    A warning tells that a baseline is unsteady.
+    A warning says that the baseline is unsteady.
     """
     path, other = tmp_path / "base.json", tmp_path / "other.json"
     asked = (block, "--runtime", "ort-cpu", "--scenario", "prefill:5", "--save", path)

@@ -133,7 +133,10 @@ def test_everything_counts_each_distinct_candidate_once(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
     import tuning
 
-    levels = {"graph_level": "extended"}, {"graph_level": "extended", "threads": 1}  # These are equal to "all".
+    levels = (
+        {"graph_level": "extended"},
+        {"graph_level": "extended", "threads": 1},
+    )  # These programs are equal to those of "all".
     monkeypatch.setattr(tuning, "options_of", lambda *args, **more: [*OPTIONS, *levels])
     spec = small_spec("rope")
     block = Block(specs={"fp32": spec}, load=lambda dtype: (spec, {}), source="seed 0")

@@ -1,7 +1,7 @@
 """Small graphs with one attention, for tests of the description of attention. This file does not import posexport.
 
 Queries, keys and values are projections of `hidden_states` [batch, seq, HEADS * SIZE]. Frequencies and biases are
-arrays.
+constants.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_transformers_differs_only_by_its_rounding() -> None:
 
 
 def wrong_ends(middle: int, last: int, positions: Array, ends: Array) -> Array:
-    """Whether each of `ends` [positions, steps 0 to last], is not the last distance of its bucket.
+    """Whether each of `ends` [positions, steps 0 to last] is not the last distance of its bucket.
 
     d belongs to step s or below if (m - 1) ln d + s ln m <= s ln f + (m - 1) ln m, f = max_position - 1. Extended
     precision decides this, except within 1e-9, where Python's integers decide."""

@@ -11,7 +11,7 @@ from small_graphs import Graph
 
 HEADS, SIZE, HIDDEN = 4, 8, 32
 FAR = 300
-"""A number of tokens above 256, from where the nodes that depend on lengths have an effect."""
+"""A number of tokens. Nodes that depend on lengths have an effect only from about 256 tokens on."""
 
 Hook = Callable[[Graph, str], str]
 

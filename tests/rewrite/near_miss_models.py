@@ -1,6 +1,6 @@
 """Small hand-written graphs with everything that a near miss changes.
 
-Each has two layers with 4 heads of size 8. The decoder and the operators share 2 key heads.
+Each has two layers with 4 heads of size 8. The models `decoder` and `operators` have 2 key heads.
 """
 
 from __future__ import annotations

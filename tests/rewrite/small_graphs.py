@@ -136,7 +136,7 @@ def _angles(g: Graph) -> tuple[str, str]:
 
 
 def _seen(g: Graph, cache: bool, keys_of: str | None = None) -> str:
-    """The mask [B, 1, S, T]: 0 where a token sees a key, and the smallest float32 elsewhere.
+    """The mask [B, 1, S, T]: 0 where a token sees a key, and the lowest float32 elsewhere.
 
     The number of keys is that of `keys_of` [B, K, T, D] if given, otherwise that of attention_mask.
     """

@@ -19,7 +19,7 @@ from small_graphs import Graph, run
 from posexport.rewrite.rewriter import REWRITTEN
 
 FAR = 512
-"""A number of tokens above 256, from where the nodes that depend on lengths have an effect."""
+"""A number of tokens. Nodes that depend on lengths have an effect only from about 256 tokens on."""
 
 
 def clipped(g: Graph, value: str) -> str:
@@ -309,7 +309,7 @@ def test_a_maximum_over_an_axis_that_lengths_decide_is_left_alone(form: str) -> 
 
 
 def filled_nan(fill: float, *, own: bool = True) -> Hook:
-    """`fill` where a weight is NaN, or with `own` False where another number is NaN."""
+    """`fill` where a weight is NaN, or if `own` is False, where another number is NaN."""
 
     def hook(g: Graph, weights: str) -> str:
         zero = g.op("Cast", g.op("Max", g.op("Sub", g.constant([256]), many(g)), g.constant([0])), to=TensorProto.FLOAT)

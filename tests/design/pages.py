@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import attrs
@@ -136,16 +135,13 @@ def run(page: Path, folder: Path, slow: bool) -> int:
 
 
 def _prepare(folder: Path) -> None:
-    shutil.copytree(_checkpoint(), folder / "checkpoint")
+    _write_checkpoint(folder / "checkpoint")
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     shutil.copy(ROOT / "docs" / "examples" / "posexport.toml", folder)
 
 
-@cache
-def _checkpoint() -> Path:
+def _write_checkpoint(folder: Path) -> None:
     """A checkpoint of a small Llama with random weights, and a tokenizer of words."""
-    import tempfile
-
     config = transformers.LlamaConfig(
         vocab_size=11,
         hidden_size=64,
@@ -154,14 +150,12 @@ def _checkpoint() -> Path:
         num_attention_heads=4,
         max_position_embeddings=128,
     )
-    folder = Path(tempfile.mkdtemp(prefix="posexport-docs-"))
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     words = ("<unk>", "<s>", "</s>", "the", "cat", "sat", "on", "a", "mat", "and", "slept")
     ids = {word: number for number, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def _impossible(line: str) -> bool:

@@ -22,7 +22,7 @@ from posexport.graphs.attention.caches import cache_of, written_keys
 from posexport.graphs.attention.dataflow import Dataflow
 from posexport.graphs.attention.embedded import embedded
 from posexport.graphs.attention.factors import factors_of, temperature
-from posexport.graphs.attention.further_angles import further_angles, further_text
+from posexport.graphs.attention.further_angles import UNKNOWN_ANGLES, further_angles, further_text, one_side_text
 from posexport.graphs.attention.head_count import traced_heads
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.logits import AddedToScores
@@ -241,13 +241,9 @@ class Describer:
             key = ("rotary", _key(q), _key(k), attention.head_dim)
             return self._shared(key, lambda: rotary_encoding(self._measure, q, k, attention.head_dim))
         if q is not None or k is not None:
-            which = "queries" if q is not None else "keys"
-            return unknown("rotary", Reason(SIDE, f"only its {which} are known to be rotated")), 0
+            return unknown("rotary", Reason(SIDE, one_side_text("queries" if q is not None else "keys"))), 0
         if attention.turns or attention.q.rotates or attention.k.rotates:
-            reason = Reason(
-                ROTATION, "its queries or keys are rotated or scaled by numbers that are not values of the graph"
-            )
-            return unknown("unknown", reason), 0
+            return unknown("unknown", Reason(ROTATION, UNKNOWN_ANGLES)), 0
         for name, side, dim in _sides(attention):
             projection = projection_of(self.view.flow, side.source.value)
             if projection is None:

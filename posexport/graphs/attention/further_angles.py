@@ -17,6 +17,15 @@ _PRODUCTS = {"MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "MatMul
 """Operators that end the search above queries or keys. Products end it if their weights are fixed."""
 
 
+UNKNOWN_ANGLES = "its queries or keys are rotated or scaled by numbers that are not values of the graph"
+"""What is said of rotations whose angles are not found."""
+
+
+def one_side_text(name: str) -> str:
+    """What is said if rotations of only queries or only keys (`name`) are known."""
+    return f"only its {name} are known to be rotated"
+
+
 def further_text(name: str) -> str:
     """What is said of queries or keys (`name`) with further angles."""
     return f"its {name} are also rotated by other angles, before or after this rotation"

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from posexport.errors import Reason
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.caches import written_keys
-from posexport.graphs.attention.further_angles import further_angles, further_text
+from posexport.graphs.attention.further_angles import UNKNOWN_ANGLES, further_angles, further_text, one_side_text
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.rotary import AngleSource, Rotary
@@ -109,10 +109,10 @@ class Planner:
         owner = self._owner(attention) if queries and not keys and attention.k.cache is None else None
         if not queries and not keys:
             if attention.q.rotates or attention.k.rotates:
-                return Reason(UNKNOWN, "its queries or keys are turned by numbers that are no values of the graph")
+                return Reason(UNKNOWN, UNKNOWN_ANGLES)
             return None
         if not queries or not (keys or owner):
-            return Reason(UNKNOWN, f"only its {'queries' if queries else 'keys'} are known to be rotated")
+            return Reason(UNKNOWN, one_side_text("queries" if queries else "keys"))
         for name, side in (("queries", attention.q), ("keys", attention.k)):
             if further_angles(self._view.flow, self._view.probe, side):
                 return Reason(ELSEWHERE, further_text(name))

@@ -24,9 +24,10 @@ from posexport.runtimes.tokens import (
 from posexport.spec.fields import stated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from posexport.runtimes.generation import Generated
+    from posexport.runtimes.generation import Generated, GenerationOptions
+    from posexport.runtimes.generation_settings import GenerationSettings
     from posexport.runtimes.tokens import Tokenizer
 
 _DRAWING = ("top_k", "top_p", "seed")
@@ -79,15 +80,7 @@ def generate(
     if path.suffix != ".onnx":
         raise RequestError(f"{file!r} does not end in .onnx: give the ONNX file of a decoder.")
     check_artifact(path)
-    for text in prompt:
-        if not _is_unicode(text):
-            raise RequestError(f"--prompt is {shown(text)}, which is not UTF-8: give text in UTF-8.")
-    if sum(map(bool, (prompt, prompt_ids, inputs is not None))) != 1:
-        several = prompt or prompt_ids or inputs is not None
-        raise RequestError(
-            f"{'several kinds of' if several else 'no'} prompt given: give one of --prompt TEXT and --prompt-ids "
-            "1,2,3, or --inputs FILE for an encoder of something else than text."
-        )
+    _check_prompt(prompt, prompt_ids, inputs)
     if name in RUNTIMES and name not in _RUNTIMES:
         raise RequestError(f"--runtime is {shown(name)}: tokens are made by {' and '.join(_RUNTIMES)}.")
     check_known("runtime", name, _RUNTIMES)
@@ -110,17 +103,7 @@ def generate(
         forced_last=settings.forced_last,
         **stated(given),
     )
-    unread = [f"--{key.replace('_', '-')}" for key in stated(given) if key in _DRAWING]
-    if unread and options.temperature == 0:
-        console.warn(
-            f"{' and '.join(unread)} change{'s' if len(unread) == 1 else ''} nothing at --temperature 0, which takes "
-            "the likeliest token: give a --temperature above 0 to draw."
-        )
-    if settings.ignored:
-        console.warn(
-            f"{settings.file} asks for {', '.join(settings.ignored)}, which is not applied: tokens may be others than "
-            "those of transformers."
-        )
+    _warn_of_options(options, stated(given), settings)
     with read_tokenizer(folder) if prompt else nullcontext() as tokenizer:
         prompts = [_ids("--prompt-ids", text) for text in prompt_ids]
         prompts = prompts if tokenizer is None else tokenizer.encode(prompt)
@@ -144,19 +127,54 @@ def generate(
             vocabulary=vocabulary_of(folder),
             told=stream.told,
         )
-        if made.cache == "none":
-            console.warn("the file has no caches, so each step computes all tokens again.")
-        short, read = length_of_short_frequencies(folder), first + max(map(len, made.tokens)) - 1
-        if short is not None and made.cache != "none" and first <= short < read:
-            console.warn(
-                f"the tokens went beyond {short}, where the model takes other angles (longrope): transformers computes "
-                "the keys before them again, as a file with --kv-cache none does, and this file keeps them."
-            )
+        _warn_of_caches(made, first, length_of_short_frequencies(folder))
         if as_json:
             console.show_json(_as_json(file, row.name, prompts, made, tokenizer))
         else:
             stream.end(made)
     return 0
+
+
+def _check_prompt(prompt: Sequence[str], prompt_ids: Sequence[str], inputs: Path | None) -> None:
+    """RequestError unless there is exactly one kind of prompt, and its text is Unicode."""
+    for text in prompt:
+        if not _is_unicode(text):
+            raise RequestError(f"--prompt is {shown(text)}, which is not UTF-8: give text in UTF-8.")
+    if sum(map(bool, (prompt, prompt_ids, inputs is not None))) != 1:
+        several = prompt or prompt_ids or inputs is not None
+        raise RequestError(
+            f"{'several kinds of' if several else 'no'} prompt given: give one of --prompt TEXT and --prompt-ids "
+            "1,2,3, or --inputs FILE for an encoder of something else than text."
+        )
+
+
+def _warn_of_options(options: GenerationOptions, given: Mapping[str, Any], settings: GenerationSettings) -> None:
+    """Warn of given options that change nothing, and of settings beside the model that are not applied."""
+    unread = [f"--{key.replace('_', '-')}" for key in given if key in _DRAWING]
+    if unread and options.temperature == 0:
+        console.warn(
+            f"{' and '.join(unread)} change{'s' if len(unread) == 1 else ''} nothing at --temperature 0, which takes "
+            "the likeliest token: give a --temperature above 0 to draw."
+        )
+    if settings.ignored:
+        console.warn(
+            f"{settings.file} asks for {', '.join(settings.ignored)}, which is not applied: tokens may be others than "
+            "those of transformers."
+        )
+
+
+def _warn_of_caches(made: Generated, prompt_length: int, short: int | None) -> None:
+    """Warn of missing caches, and of kept ones that transformers would compute again.
+
+    `short` is the number of tokens from which on a model with longrope takes other angles; None for other models.
+    """
+    if made.cache == "none":
+        console.warn("the file has no caches, so each step computes all tokens again.")
+    elif short is not None and prompt_length <= short < prompt_length + max(map(len, made.tokens)) - 1:
+        console.warn(
+            f"the tokens went beyond {short}, where the model takes other angles (longrope): transformers computes "
+            "the keys before them again, as a file with --kv-cache none does, and this file keeps them."
+        )
 
 
 def _is_unicode(text: str) -> bool:

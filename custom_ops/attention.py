@@ -298,7 +298,7 @@ def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.V
     """Return c tanh(z / c), or c - 2c / (exp(2z / c) + 1), which TensorRT fuses, with an error of c * 2^-24."""
     cap = constant(op, softcap)
     if fused:
-        grown = op.Exp(op.Mul(logits, constant(op, 2.0 / softcap)))
+        grown = op.Exp(op.Div(logits, constant(op, softcap / 2.0)))  # 2 / c would be rounded
         return op.Sub(cap, op.Div(constant(op, 2.0 * softcap), op.Add(grown, constant(op, 1.0))))
     return op.Mul(op.Tanh(op.Div(logits, cap)), cap)
 

@@ -8,8 +8,9 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from attention_graphs import HEADS, SIZE, attention, padding, rotation
+from rewrite_helpers import rewritten_model
 
-from posexport.rewrite.rewriter import rewrite_model
+from posexport.rewrite.rewriter import REWRITTEN, rewrite_model
 
 FREQUENCIES = 10_000.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
 
@@ -53,3 +54,10 @@ def test_any_tokens_over_any_cache(
 def test_it_is_one_operator(both: tuple[onnx.ModelProto, onnx.ModelProto]) -> None:
     names = [node.op_type for node in both[1].graph.node]
     assert names.count("GroupQueryAttention") == 1 and "Softmax" not in names and "Tanh" not in names
+
+
+@pytest.mark.parametrize("cap", [5.0, 30.0, 50.0, 3.3])
+def test_caps_of_float16_are_exact(cap: float) -> None:
+    """The form writes the cap by an exponential, which TensorRT fuses. A rounded factor 2 / cap would be another cap."""
+    done, _ = rewritten_model(attention(softcap=cap, half=True), form="function")
+    assert [site.state for site in done.sites] == [REWRITTEN], done.sites[0].reason

@@ -58,6 +58,6 @@ def test_it_is_one_operator(both: tuple[onnx.ModelProto, onnx.ModelProto]) -> No
 
 @pytest.mark.parametrize("cap", [5.0, 30.0, 50.0, 3.3])
 def test_caps_of_float16_are_exact(cap: float) -> None:
-    """The form writes the cap by an exponential, which TensorRT fuses. A rounded factor 2 / cap would be another cap."""
+    """The form writes caps by exponentials, which TensorRT fuses. A rounded factor 2 / cap would be another cap."""
     done, _ = rewritten_model(attention(softcap=cap, half=True), form="function")
     assert [site.state for site in done.sites] == [REWRITTEN], done.sites[0].reason

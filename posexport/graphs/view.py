@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 import onnx_ir as ir
@@ -103,46 +103,82 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
         roles = with_unread(model, settled_roles(model, roles_of(model, given, turned), seed))
         drawn = probe_inputs(roles, seed)
         flow, probe = _probed(model, roles, drawn, seed)
-    around = {value.name or "": value for value in maybe_folded(model)}
-    if operands or around:
-        shapes = {name: probe.shape(value) for name, value in (around | operands).items()}
-        varying = {
-            (name, axis)
-            for name, value in operands.items()
-            for axis, size in enumerate(probe.shapes.of(value))
-            if not size.is_fixed
-        }
-    plain = model.clone() if shapes else model  # kept for operators whose expansion is wrong
-    left: dict[Kind, str] = {}
-    while True:
-        refused: dict[ir.Node, str] = {}
-        expanded = expand(model, shapes, varying=varying, refused=refused, left=left) if shapes else []
-        why = "gives other numbers"
-        try:
-            if expanded or left:
-                flow, probe = _probed(model, roles, drawn, seed)
-            wrong = [*wrong_ones(plain, model, flow, probe, expanded)] if expanded else []
-        except RequestError as error:
-            if not expanded:
-                raise
-            why = "can't be evaluated"
-            wrong = [one for one in expanded if isinstance(error, NodeError) and error.node.name in one.nodes]
-            wrong = wrong or expanded
-        if not wrong:
-            break
-        left |= {kind_of(one.node): f"what it was written out as {why}" for one in wrong}
-        model, plain = plain, plain.clone()
-    found = recognise(flow, probe, drawn.sizes[BATCH], refused)
+    shapes, varying = _operator_shapes(model, probe, operands)
+    work = _Expanding(model=model, roles=roles, inputs=drawn, seed=seed, flow=flow, probe=probe)
+    if shapes:
+        work.expand(shapes, varying)
+    found = recognise(work.flow, work.probe, drawn.sizes[BATCH], work.refused)
     return View(
-        model=model,
+        model=work.model,
         roles=roles,
         inputs=drawn,
-        flow=flow,
-        probe=probe,
-        attentions=(*found, *nested(model, len(found), kept)),
-        expanded=tuple(expanded),
+        flow=work.flow,
+        probe=work.probe,
+        attentions=(*found, *nested(work.model, len(found), kept)),
+        expanded=tuple(work.expanded),
         operator_shapes=shapes,
     )
+
+
+def _operator_shapes(
+    model: ir.Model, probe: Probe, operands: dict[str, ir.Value]
+) -> tuple[dict[str, tuple[int, ...]], set[tuple[str, int]]]:
+    """The shapes of the inputs of operators that may be written out, and which of their axes vary.
+
+    `operands` are the inputs of operators that stand for attention. Both are empty if there is nothing to write out.
+    """
+    around = {value.name or "": value for value in maybe_folded(model)} | operands
+    shapes = {name: probe.shape(value) for name, value in around.items()}
+    varying = {
+        (name, axis)
+        for name, value in operands.items()
+        for axis, size in enumerate(probe.shapes.of(value))
+        if not size.is_fixed
+    }
+    return shapes, varying
+
+
+@attrs.define(kw_only=True)
+class _Expanding:
+    """Writes out the operators of a model that stand for attention, and takes back what is written out wrongly.
+
+    `refused` says why operators stay, by node.
+    """
+
+    model: ir.Model
+    roles: Mapping[str, Role]
+    inputs: DrawnInputs
+    seed: int
+    flow: Dataflow
+    probe: Probe
+    expanded: list[Expanded] = attrs.field(factory=list)
+    refused: dict[ir.Node, str] = attrs.field(factory=dict)
+
+    def expand(self, shapes: Mapping[str, tuple[int, ...]], varying: Collection[tuple[str, int]]) -> None:
+        """Write out all operators but those whose expansion can't be evaluated or gives other numbers."""
+        left: dict[Kind, str] = {}
+        while True:
+            plain, self.refused = self.model.clone(), {}
+            self.expanded = expand(self.model, shapes, varying=varying, refused=self.refused, left=left)
+            wrong, why = self._wrong(plain, bool(left))
+            if not wrong:
+                return
+            left |= {kind_of(one.node): f"what it was written out as {why}" for one in wrong}
+            self.model = plain
+
+    def _wrong(self, plain: ir.Model, again: bool) -> tuple[list[Expanded], str]:
+        """The wrong expansions and what is wrong with them; `plain` is the model without expansions."""
+        try:
+            if self.expanded or again:
+                self.flow, self.probe = _probed(self.model, self.roles, self.inputs, self.seed)
+            if not self.expanded:
+                return [], ""
+            return [*wrong_ones(plain, self.model, self.flow, self.probe, self.expanded)], "gives other numbers"
+        except RequestError as error:
+            if not self.expanded:
+                raise
+            broken = [one for one in self.expanded if isinstance(error, NodeError) and error.node.name in one.nodes]
+            return broken or self.expanded, "can't be evaluated"
 
 
 def _probed(model: ir.Model, roles: Mapping[str, Role], drawn: DrawnInputs, seed: int) -> tuple[Dataflow, Probe]:

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from posexport.artifact.original import Original
 
 
+_NEEDS_FILES = {
+    "--inputs": "they belong to one artifact, so give that artifact too",
+    **dict.fromkeys(("--against", "--module", "--input"), "it is about ONNX files, so give those too"),
+    "--weights or --from": "each artifact of a project names what it is made from, so give the files too",
+}
+"""Why options need files, and what to do."""
+
+
 @click.command()
 @click.argument("paths", metavar="[FILES_OR_FOLDERS]...", nargs=-1)
 @project_options
@@ -109,20 +117,13 @@ def verify(
     named = tuple(runtime(name).name for name in dict.fromkeys((*runtimes, *required)))
     if paths:
         check_no_project("files", project_file, allow_outside)
-    if inputs is not None and not paths:
-        raise RequestError("--inputs was given without files: they belong to one artifact, so give that artifact too.")
     if against is not None and module is not None:
         raise RequestError("both --against and --module were given: files are compared with one of them, so drop one.")
-    of_files = {"--against": against is not None, "--module": module is not None, "--input": bool(roles)}
-    for option, given in of_files.items():
-        if given and not paths:
-            raise RequestError(f"{option} was given without files: it is about ONNX files, so give those too.")
     original = _original(weights=weights, checkpoint=checkpoint, layer=layer, prefix_tokens=prefix_tokens)
-    if original is not None and not paths:
-        raise RequestError(
-            "--weights or --from was given without files: each artifact of a project names what it is made from, so "
-            "give the files too."
-        )
+    given = {"--inputs": inputs, "--against": against, "--module": module, "--input": roles or None}
+    for option, value in (given | {"--weights or --from": original}).items():
+        if value is not None and not paths:
+            raise RequestError(f"{option} was given without files: {_NEEDS_FILES[option]}.")
     trusted = trusted_keys(trust)
     files = [Path(path) for path in paths]
     project = None if files else find_project(project_file, allow_outside)

@@ -40,6 +40,7 @@ from posexport.verify.draft import (
 from posexport.verify.draws import At
 from posexport.verify.eligibility import work
 from posexport.verify.few_tokens import along_weights, far_rows, far_starts, magnitudes, no_keys, squares
+from posexport.verify.in_turn import long_values, with_negative
 from posexport.verify.over_keys import CACHED, LONG, USUAL_CACHED, over_keys
 from posexport.verify.plain import large_chunks, plain, wide_batches, wide_buffers, wide_cross
 from posexport.verify.reach import Reach
@@ -89,11 +90,16 @@ def corners(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
 
     Tables and single positions are always tried whole.
     """
-    groups = (
-        *(_lengths, _between, over_keys, block_sizes, _hiding, _alone, far_rows, magnitudes, plain, large_chunks),
-        *(wide_buffers, wide_cross, along_weights, squares, wide_batches, far_starts, no_keys),
+    lengths, groups = (
+        (_lengths, _between, wide_batches),
+        (
+            *(over_keys, block_sizes, _hiding, _alone, far_rows, magnitudes, plain, large_chunks),
+            *(wide_buffers, wide_cross, along_weights, squares, far_starts, no_keys),
+        ),
     )
-    for draft in itertools.chain.from_iterable(group(spec, rng, reach) for group in groups):
+    of_lengths = [draft for group in lengths for draft in group(spec, rng, reach)]
+    others = itertools.chain.from_iterable(group(spec, rng, reach) for group in groups)
+    for draft in with_negative(spec, itertools.chain(long_values(rng, of_lengths), others)):
         if draft.positions == "every" or isinstance(draft.positions, At):
             yield draft
         else:

@@ -42,11 +42,14 @@ def position_end(spec: Spec) -> int:
 ANEW, ANEW_OF_MANY = 0.3, 0.5
 """How often one row begins with an empty cache while the others go on, in batches of two or three rows, and of more."""
 
-NEARBY, COMPANY = 0.3, 0.5
+NEARBY, COMPANY = 0.3, 0.65
 """Two probabilities for batches of the kind "mixed".
 
 The first is how often no row has far positions; the second is how often a row may have no key at all.
 """
+
+MOST_ALONE = 2
+"""The most rows of a mixed batch in which a row that may have no key need not have none."""
 
 FEW_SEEN, LONG_BATCH = 8, 512
 """The keys that padding leaves in a short row at least, and the keys from which on mixed batches have one such row.
@@ -122,11 +125,13 @@ def _far_row(rng: np.random.Generator, places: Array, limit: int) -> Array:
 def _negative(rng: np.random.Generator, places: Array, limit: int) -> Array:
     """On both sides of zero; in every second row further below it.
 
-    These rows begin near the limit or anywhere up to it, in turn, where each power of two is equally likely.
+    These rows begin near the limit or anywhere up to it, in turn, where each power of two is equally likely. Any row
+    may be the first of the turn.
     """
-    below = rng.integers(1, places.shape[1] + 40, (len(places), 1))
-    below[1::4] = rng.integers(limit // 4, max(limit, 2), below[1::4].shape)
-    below[3::4] = np.exp2(rng.uniform(7, np.log2(max(limit, 129)), below[3::4].shape)).astype(np.int64)
+    below, first = rng.integers(1, places.shape[1] + 40, (len(places), 1)), int(rng.integers(4))
+    far, farther = (slice((start - first) % 4, None, 4) for start in (1, 3))
+    below[far] = rng.integers(limit // 4, max(limit, 2), below[far].shape)
+    below[farther] = np.exp2(rng.uniform(7, np.log2(max(limit, 129)), below[farther].shape)).astype(np.int64)
     return np.asarray(places - np.minimum(below, limit - 1))
 
 
@@ -377,6 +382,10 @@ def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: 
     if kind == "mixed":
         known = [*PADDING] if rng.random() < COMPANY else [each for each in PADDING if each != "all"]
         kinds = rng.permutation(known).tolist()
+        if "all" in kinds and len(lengths) > MOST_ALONE:
+            at = int(rng.integers(len(lengths))) % len(kinds)
+            where = kinds.index("all")
+            kinds[at], kinds[where] = kinds[where], kinds[at]
         if len(lengths) in (2, 3) and lengths.max() >= LONG_BATCH:
             kinds[int(rng.integers(len(lengths)))] = str(rng.choice(("few first", "few last")))
     elif kind == "last row":

@@ -14,10 +14,10 @@ import numpy as np
 
 from posexport.spec.contract import graph_inputs
 from posexport.spec.spec import Spec
-from posexport.verify.draft import Draft, band_between, few_cached, size_between
+from posexport.verify.draft import CROWD, Draft, band_between, each_size, few_cached, shorter, size_between
 from posexport.verify.draws import At, position_end
 from posexport.verify.reach import Reach
-from posexport.verify.values import SIZES
+from posexport.verify.values import SIZES, is_rounded_apart
 
 FIRST_OCTAVE = 11
 """Rows far out begin in each octave from this power of two on; other inputs have enough smaller positions."""
@@ -27,6 +27,12 @@ BATCHES = ((2, 5, 29), (6, 9, 29), (10, 16, 12), (17, 40, 6))
 
 MAGNITUDES = ("quiet", *SIZES, "aligned", "shifted", "outlier", "massive", "zeros", "peaks", "loud", "same")
 """The kinds of values that steps, chunks and prompts of a few tokens have."""
+
+FEW_TOKENS = (("step", (1, 1), (8, 250)), ("short chunk", (2, 7), (2, 60)), ("short prompt", (8, 29), (0, 0)))
+"""The tokens and the cached tokens that each magnitude has, from one number to another."""
+
+FEW, ROWS_TOKENS = (2, 3, 5, 7), 70
+"""The rows of small batches of each magnitude, and about the most tokens of any batch, of all rows together."""
 
 
 def far_rows(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
@@ -64,23 +70,28 @@ def far_starts(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
 def no_keys(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
     """One row without a key: a step, a chunk and a prompt."""
     if spec.padding_mask:
-        for tokens, cached in (((1, 1), (5, 250)), ((2, 7), (8, 60)), ((8, 29), (0, 0))):
+        for tokens, cached in (((1, 1), (5, 250)), ((2, 7), (8, 60)), ((8, 400), (0, 0))):
             past = min(band_between(rng, *cached), few_cached(spec, 1)) if any(cached) else 0
-            yield Draft("no key", 1, size_between(rng, *tokens), past, 2, size_between(rng, 8, 300), "near", "all")
+            seq = shorter(spec, 1, band_between(rng, *tokens))
+            yield Draft("no key", 1, seq, past, 2, size_between(rng, 8, 300), "near", "all")
 
 
 def magnitudes(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft]:
-    """Every magnitude in a step, in a few tokens with a small cache, and in a short prompt."""
-    rows = itertools.cycle(rng.permutation([1, 2, 3, 5, 7]).tolist())
-    positions = itertools.cycle(("near", "consecutive", "offset"))
+    """Every magnitude in a step, in a few tokens with a small cache, and in a short prompt.
+
+    One of the three has one row, one a few rows, and the step or the few tokens are a large batch. Positions are near
+    and far, unless runtimes round terms of the encoding so differently that large values would make the difference
+    large.
+    """
+    few, crowd = itertools.cycle(rng.permutation(FEW).tolist()), each_size(rng, *CROWD)
+    near = ("near", "consecutive", "offset")
+    positions = itertools.cycle(near if is_rounded_apart(spec) else ("near", "far", "consecutive", "middle", "offset"))
     padding = itertools.cycle(("none", "left", "none", "holes"))
     for values in MAGNITUDES:
-        for name, tokens, cached in (
-            ("step", (1, 1), (8, 250)),
-            ("short chunk", (2, 7), (2, 60)),
-            ("short prompt", (8, 29), (0, 0)),
-        ):
-            batch, seq = next(rows), size_between(rng, *tokens)
+        first, second = rng.permutation([1, next(few)]).tolist()
+        sizes = (*rng.permutation([first, next(crowd)]).tolist(), second)
+        for batch, (name, tokens, cached) in zip(sizes, FEW_TOKENS, strict=True):
+            seq = size_between(rng, tokens[0], min(tokens[1], max(tokens[0], ROWS_TOKENS // batch)))
             past = min(size_between(rng, *cached), few_cached(spec, batch)) if any(cached) else 0
             kinds = next(positions), next(padding), values
             yield Draft(

@@ -81,6 +81,12 @@ The last number varies by a half.
 PATTERN = ("middle", "far", "near", "far row", "consecutive", "far", "offset")
 """The kinds of positions that steps and chunks of one row take in turn."""
 
+VALUES_PATTERN = (
+    *("normal", "zeros", "peaks", "normal", "loud", "outlier", "normal", "peaks", "quiet", "normal", "zeros"),
+    *("shifted", "normal", "loud", "a twentieth", "normal", "peaks", "zeros", "normal"),
+)
+"""The kinds of values that they, and those of several rows, take in turn."""
+
 PADDING_PATTERN = ("left", "holes", "both", "few holes", "right", "few first", "few last", "none")
 """The kinds of padding that they take in turn.
 
@@ -215,7 +221,7 @@ def _of_each_length(
     patterns = itertools.cycle(ROWS_PATTERN)
     positions: Iterator[str] = itertools.cycle(rng.permutation(PATTERN).tolist())
     padding: Iterator[str] = itertools.cycle(rng.permutation(PADDING_PATTERN).tolist())
-    values = itertools.cycle(("normal", "zeros", "peaks", "normal", "loud"))
+    values = itertools.cycle(VALUES_PATTERN)
     spare = itertools.cycle((3, 300, 0, 70, 1, 25))
     for (who, (widest, longest)), (what, few, more) in itertools.product(MOST.items(), TOKENS):
         largest, more = max(ROWS[who][1], reach.batch if who == "crowd" else 1), min(more, widest)

@@ -84,6 +84,9 @@ SHIFT, HALF_SHIFT, SMALL_SHIFT = 100.0, 8.0, 0.5
 NEARLY_ALIKE, LAST = 0.1, 16
 """How much tokens of the kind "alike" differ, and how many at the end of a causal row differ like any others."""
 
+EVEN = 0.85
+"""Of the tokens that the kind "zeros" leaves, those with a larger number drawn have the same number in all features."""
+
 FEW_TOKENS = 8
 """The most tokens of a single row that is all zero with the kind "zeros"."""
 
@@ -116,7 +119,7 @@ Layers then change them little, so that tokens lie along the weights in later la
 def loudness(spec: Spec) -> float:
     """The factor of the kind "loud", by dtype, depth and scale; smaller if such large values would leave nothing to
     compare."""
-    most, plain = LOUD[spec.dtype], spec.layers <= LOUD_LAYERS and not _rounded_apart(spec)
+    most, plain = LOUD[spec.dtype], spec.layers <= LOUD_LAYERS and not is_rounded_apart(spec)
     return _as_scaled(spec, most if plain else min(most, LOUD_BELOW))
 
 
@@ -130,7 +133,7 @@ def is_normed_first(spec: Spec) -> bool:
     return spec.block == "transformer" and spec.norm == "pre"
 
 
-def _rounded_apart(spec: Spec) -> bool:
+def is_rounded_apart(spec: Spec) -> bool:
     """Whether runtimes round terms of an encoding so differently that large values would make the difference large."""
     return any(layer.encoding.rounding(layer, NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
 
@@ -208,22 +211,38 @@ def _aligned(tokens: Tokens) -> Array:
 
 
 def _zeros(tokens: Tokens) -> Array:
-    """Some tokens are zero.
+    """Some tokens are zero, and some have the same number in all features.
 
     Zero are the first token of the first row, the whole last row if there are several or if it is short, and all that
     padding hides in a cache: caches begin as zeros, and batches are filled up with zeros.
     """
-    zero: Array = np.less(tokens.rng.random(tokens.masked.shape), 0.3)
+    drawn = tokens.rng.random(tokens.masked.shape)
+    zero: Array = np.less(drawn, 0.3)
     zero[0, :1] = True
     if not tokens.cached:
         zero[-1] |= len(zero) > 1 or zero.shape[1] <= FEW_TOKENS
     zero |= tokens.masked & tokens.cached
-    return np.where(tokens.each(zero), 0.0, tokens.values)
+    made = np.where(tokens.each(zero), 0.0, tokens.values)
+    return made if tokens.cached else np.where(tokens.each(~zero & (drawn > EVEN)), _even(tokens), made)
 
 
 def _same(tokens: Tokens) -> Array:
-    """All tokens of a row are the same, as in a test of whether an engine starts."""
-    return tokens.values if tokens.cached else np.repeat(tokens.values[:, :1], tokens.values.shape[1], 1)
+    """All tokens of a row are the same, as in a test of whether an engine starts: in about half of the rows, all
+    features are one number too."""
+    if tokens.cached:
+        return tokens.values
+    first = tokens.rng.integers(2)
+    even = (np.arange(len(tokens.values)) + first) % 2 == 0
+    made = np.where(even[:, None, None], _even(tokens), tokens.values)
+    return np.repeat(made[:, :1], made.shape[1], 1)
+
+
+def _even(tokens: Tokens) -> Array:
+    """One number for all features of a token, [batch, tokens, 1]: a power of two, whose mean and whose variance, which
+    is zero, are exact in any order of sums."""
+    size = 2.0 ** np.floor(np.log2(usual_size(tokens.spec)))
+    rng, shape = tokens.rng, (*tokens.masked.shape, 1)
+    return np.asarray(size * 2.0 ** rng.integers(-2, 2, shape) * rng.choice((-1.0, 1.0), shape), np.float32)
 
 
 def _alike(tokens: Tokens) -> Array:
@@ -259,7 +278,7 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
     if tokens.cached:
         return values
     batch, seq = tokens.masked.shape
-    rounded, deep = _rounded_apart(spec), spec.block == "attention" and spec.layers > 1
+    rounded, deep = is_rounded_apart(spec), spec.block == "attention" and spec.layers > 1
     if tokens.normed:
         factor = OUTLIER
     elif deep or (rounded and not few) or (spec.ordered and spec.dtype != "fp32"):
@@ -308,7 +327,7 @@ def _signs(rng: np.random.Generator, count: int) -> Array:
 def _peaks(tokens: Tokens) -> Array:
     """Large where few or no queries may look, and single large numbers in a cache."""
     spec = tokens.spec
-    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1) or _rounded_apart(spec)
+    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1) or is_rounded_apart(spec)
     if not tokens.cached:
         peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
         if spec.dtype == "fp32":

@@ -17,6 +17,7 @@ from mutation.corners import (
     served,
     special,
     step,
+    together,
 )
 from mutation.corners.family import CLASSES, FAMILIES, corner_mutant
 
@@ -37,6 +38,7 @@ MODULES = (
     plain,
     other_spec,
     served,
+    together,
 )
 """The modules that register families in FAMILIES."""
 

@@ -33,6 +33,7 @@ CLASSES = {
     "reserve": "zeros in caches, free slots of a buffer, means before a norm, softmax of long rows",
     "plain": "prompts and caches of a few tokens, axes that stand still, rows of zeros, long padding, rows far behind",
     "served": "steps over an encoder, texts on several axes, large logits behind a norm, the oldest key of a window",
+    "together": "values of a kind, negative positions and rows without a key, where there are many rows or tokens",
     "other_spec": "graphs of another block with these weights: another window, theta, layout, cap, norm, factor",
 }
 """The faults of each class."""

@@ -70,20 +70,30 @@ def attention(call: Call) -> Results:
 
 
 def multi_head_attention(call: Call) -> Results:
-    """com.microsoft MultiHeadAttention with queries [B, S, N*D], and keys with three axes, or [B, N, T, D]."""
+    """com.microsoft MultiHeadAttention.
+
+    Queries are [B, S, N*D], and keys and values the same, or [B, N, T, D]. Keys and values may also be packed as
+    [B, T, N, 2, D], and all three as [B, S, N, 3, D].
+    """
     call.check(("num_heads", "scale", "unidirectional", "mask_filter_value"), 8)
     q, k, v, added, padding, bias, past_key, past_value = (call.input(index) for index in range(8))
-    if q is None or k is None or v is None or len(call.shape(q)) != 3 or len(call.shape(k)) not in (3, 4):
-        raise Unexpanded("its queries, keys and values are packed")
     nodes, heads = call.nodes, call.integer("num_heads")
+    if q is not None and len(call.shape(q)) == 5 and k is None and v is None:
+        call, (q, k, v) = _apart(call, q, heads, 3)
+    elif k is not None and len(call.shape(k)) == 5 and v is None:
+        call, (k, v) = _apart(call, k, heads, 2)
+    if q is None or k is None or v is None or len(call.shape(q)) != 3 or len(call.shape(k)) not in (3, 4):
+        raise Unexpanded("its queries, keys and values are not laid out in a known way")
     size, value_size = head_size(call, q, heads), head_size(call, v, heads)
     if added is not None:
         widths = nodes.constant([heads * size, heads * size, heads * value_size])
         parts = nodes.op("Split", [added, widths], {"axis": 0}, outputs=3, dtype=added.dtype)
+        plain = (q, k, v)
         q = nodes.one("Add", q, parts[0])
         if len(call.shape(k)) == 3:  # a cache already has its bias
             k, v = (nodes.one("Add", value, part) for value, part in zip((k, v), parts[1:], strict=True))
-        call = attrs.evolve(call, shapes={**call.shapes, **_same(call, (q, k, v))})
+        biased = {new.name or "": call.shape(old) for new, old in zip((q, k, v), plain, strict=True)}
+        call = attrs.evolve(call, shapes={**call.shapes, **biased})
     q_heads, key, value = (split_heads(call, one, heads) for one in (q, k, v))
     first = nodes.constant(0)
     if past_key is not None and past_value is not None:
@@ -104,12 +114,17 @@ def multi_head_attention(call: Call) -> Results:
     return [joined(call, out, True, heads * value_size), key, value]
 
 
-def _same(call: Call, values: Sequence[ir.Value]) -> dict[str, tuple[int, ...]]:
-    return {
-        new.name or "": call.shape(old)
-        for new, old in zip(values, call.node.inputs[:3], strict=True)
-        if old is not None
-    }
+def _apart(call: Call, packed: ir.Value, heads: int, count: int) -> tuple[Call, list[ir.Value]]:
+    """The `count` parts [B, S, N*D] of a value [B, S, N, count, D], and the call with their shapes."""
+    size = call.size(packed, 4)
+    if (call.size(packed, 2), call.size(packed, 3)) != (heads, count):
+        raise Unexpanded(f"its packed values don't have {heads} heads of {count} parts")
+    parts = [
+        call.nodes.shaped(call.nodes.one("Gather", packed, call.nodes.constant(at), axis=3), 0, 0, heads * size)
+        for at in range(count)
+    ]
+    shapes = {part.name or "": (*call.shape(packed)[:2], heads * size) for part in parts}
+    return attrs.evolve(call, shapes={**call.shapes, **shapes}), parts
 
 
 def group_query_attention(call: Call) -> Results:

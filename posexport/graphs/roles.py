@@ -26,7 +26,7 @@ from posexport.graphs.axes import (
 )
 from posexport.graphs.compared import compared_ids
 from posexport.graphs.load import InvalidGraphError, inlined, ir_of
-from posexport.graphs.mask_senses import hides_where_true
+from posexport.graphs.mask_senses import HIDES, SHOWS, sense_of
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values, read_dims
@@ -211,9 +211,13 @@ def _guesses(
     kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
     _tell_encoder_apart(kinds, given)
     for name, kind in kinds.items():
-        if kind == "attention_mask" and name not in given and "b" in _dtype_kinds(values[name]):
-            kinds[name] = "padding_mask" if hides_where_true(values[name]) else kind
+        if kind in _BY_SENSE.values() and name not in given and _dtype_kinds(values[name]) & {*"bi"}:
+            kinds[name] = _BY_SENSE.get(sense_of(values[name]) or "", kind)
     return kinds
+
+
+_BY_SENSE = {HIDES: "padding_mask", SHOWS: "attention_mask"}
+"""The role of a mask by what it does where it is true. Its name may say otherwise: Keras' padding masks show keys."""
 
 
 def _is_joined(value: ir.Value) -> bool:

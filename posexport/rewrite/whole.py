@@ -8,6 +8,7 @@ runtimes too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -236,13 +237,16 @@ def _difference(want: torch.Tensor, have: torch.Tensor, case: DrawnInputs) -> fl
 def _selections(
     want: torch.Tensor, have: torch.Tensor, case: DrawnInputs
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both as a whole, and for each axis that may be that of tokens: without padding and free places of buffers."""
+    """Both as a whole, and for each axis that may be that of tokens: without padding and free places of buffers.
+
+    Rows are on one of the first two axes: keys and values of a layer may be one output [2, rows, heads, tokens, size].
+    """
     yield want, have
-    for axis in range(1, want.dim()):
-        for keys in (case.tokens, case.keys, case.slots, case.encoder_keys):
-            if (want.shape[0], want.shape[axis]) == keys.shape and not keys.all():
+    for rows, axis in itertools.permutations(range(want.dim()), 2):
+        for keys in (case.tokens, case.keys, case.slots, case.encoder_keys) if rows < 2 else ():
+            if (want.shape[rows], want.shape[axis]) == keys.shape and not keys.all():
                 seen = torch.from_numpy(keys)
-                yield want.movedim(axis, 1)[seen], have.movedim(axis, 1)[seen]
+                yield want.movedim((rows, axis), (0, 1))[seen], have.movedim((rows, axis), (0, 1))[seen]
 
 
 def _relative(want: torch.Tensor, have: torch.Tensor) -> float:

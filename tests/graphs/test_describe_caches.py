@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from attention_graphs import HEADS, SIZE, Writer, repeated
+from attention_graphs import HEADS, SIZE, Add, Writer, attention, repeated
 from descriptions import described
 from grouped_graphs import grouped
 from onnx import TensorProto, helper
@@ -117,3 +117,22 @@ def test_an_operator_that_counts_keys_from_the_left_is_causal(window: int | None
     assert (found["mask"]["kind"], found["mask"]["window"]) == ("causal" if window is None else "window", window)
     assert found["mask"]["padding"] == ["attention_mask"]
     assert found["encoding"] == {"name": "rope", "layout": "half", "theta": 10_000.0}
+
+
+def causal_by_a_table(rows: int) -> Add:
+    """A causal mask whose positions of queries are a part of a table. Beyond its end the part is empty."""
+
+    def add(g: Writer, scores: str) -> str:
+        seq, keys = (g.op("Shape", scores, start=axis, end=axis + 1) for axis in (2, 3))
+        queries = g.op("Slice", g.const(np.arange(rows)), g.op("Sub", keys, seq), keys, g.const([0]))
+        places = g.op("Range", g.const(0), g.op("Squeeze", keys), g.const(1))
+        seen = g.op("LessOrEqual", places, g.op("Unsqueeze", queries, g.const([1])))
+        return g.op("Add", scores, g.op("Where", seen, g.floats(0.0), g.floats(-np.inf)))
+
+    return add
+
+
+def test_a_mask_is_measured_up_to_the_end_of_its_table() -> None:
+    """As TorchScript writes BERT as a decoder."""
+    mask = described(attention(add=[causal_by_a_table(300)], cached=True))["mask"]
+    assert (mask["kind"], mask["tested"]) == ("causal", 256)

@@ -18,7 +18,7 @@ from posexport.artifact.graph_file import read_graph
 from posexport.graphs.cases import cases_of
 from posexport.graphs.draw import DrawnInputs
 from posexport.graphs.inspection import inspected
-from posexport.graphs.mask_senses import hides_where_true
+from posexport.graphs.mask_senses import HIDES, SHOWS, sense_of
 from posexport.graphs.roles import roles_of
 from posexport.rewrite.rewriter import rewrite_model
 from posexport.rewrite.whole import whole_evidence
@@ -26,26 +26,46 @@ from posexport.rewrite.whole import whole_evidence
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
 
 SENSES = {
-    "hides": ("y = Where (m, low, x)", True),
-    "added": ("a = Where (m, low, zero) y = Add (a, x)", True),
-    "not": ("n = Not (m) y = Where (n, x, low)", True),
-    "laid out": ("u = Unsqueeze (m, axis) y = Where (u, low, x)", True),
-    "shows": ("y = Where (m, x, low)", False),
-    "not that hides": ("n = Not (m) y = Where (n, low, x)", False),
-    "both": ("a = Where (m, x, low) y = Where (m, low, a)", False),
-    "small": ("y = Where (m, small, x)", False),
-    "read": ("c = Cast <to: int = 1> (m) y = Add (c, x)", False),
+    "hides": ("y = Where (m, low, x)", HIDES),
+    "added": ("a = Where (m, low, zero) y = Add (a, x)", HIDES),
+    "not": ("n = Not (m) y = Where (n, x, low)", HIDES),
+    "laid out": ("u = Unsqueeze (m, axis) y = Where (u, low, x)", HIDES),
+    "shows": ("y = Where (m, x, low)", SHOWS),
+    "not that hides": ("n = Not (m) y = Where (n, low, x)", SHOWS),
+    "with others": ("a = And (later, m) y = Where (a, x, low)", SHOWS),
+    "both": ("a = Where (m, x, low) y = Where (m, low, a)", None),
+    "small": ("y = Where (m, small, x)", None),
+    "read": ("c = Cast <to: int = 1> (m) y = Add (c, x)", None),
+}
+NUMBERS = {
+    "times": ("a = Mul (m, low) y = Add (a, x)", HIDES),
+    "one less": ("n = Sub (one, m) a = Mul (n, low) y = Add (a, x)", SHOWS),
+    "less one": ("n = Sub (m, one) a = Mul (n, high) y = Add (a, x)", SHOWS),
+    "less one, low": ("n = Sub (m, one) a = Mul (n, low) y = Add (a, x)", None),
+    "is zero": ("e = Equal (m, zero) y = Where (e, low, x)", SHOWS),
+    "is one": ("e = Equal (m, one) y = Where (e, low, x)", HIDES),
+    "is more": ("e = Greater (m, zero) y = Where (e, x, low)", SHOWS),
+    "is more than one": ("e = Greater (m, one) y = Where (e, x, low)", None),
+    "two less": ("n = Sub (two, m) a = Mul (n, low) y = Add (a, x)", None),
+    "half": ("h = Mul (m, half) n = Sub (half, h) a = Mul (n, low) y = Add (a, x)", SHOWS),
+    "a mask in between": (
+        "b = Cast <to: int = 9> (m) a = And (later, b) f = Cast <to: int = 1> (a) "
+        "n = Sub (one, f) c = Mul (n, low) y = Add (c, x)",
+        SHOWS,
+    ),
 }
 
 
-@pytest.mark.parametrize("name", SENSES)
-def test_what_a_truth_value_does(name: str) -> None:
-    body, hides = SENSES[name]
+@pytest.mark.parametrize(("kind", "name"), [*((BOOL, name) for name in SENSES), *((FLOAT, name) for name in NUMBERS)])
+def test_what_a_truth_value_does(kind: int, name: str) -> None:
+    body, sense = (SENSES if kind == BOOL else NUMBERS)[name]
     model = ir.from_onnx_text(
-        '<ir_version: 9, opset_import: ["" : 18]> agraph (bool[b, 1, s, t] m, float[b, 4, s, t] x) => (float y)'
-        f"<float low = {{-1e9}}, float zero = {{0}}, float small = {{-5}}, int64[1] axis = {{0}}> {{ {body} }}"
+        f'<ir_version: 9, opset_import: ["" : 18]> agraph ({"bool" if kind == BOOL else "float"}[b, 1, s, t] m, '
+        "float[b, 4, s, t] x, bool[s, t] later) => (float y) <float low = {-1e9}, float zero = {0}, float small = {-5},"
+        " float one = {1}, float two = {2}, float half = {0.5}, float high = {1e4}, int64[1] axis = {0}> "
+        f"{{ {body} }}"
     )
-    assert hides_where_true(model.graph.inputs[0]) is hides
+    assert sense_of(model.graph.inputs[0]) == sense
 
 
 def masked(how: str, *shape: int | str, causal: bool = False) -> onnx.ModelProto:

@@ -212,3 +212,40 @@ def test_a_product_that_transposes_its_rows(form: str) -> None:
         powers = np.exp(q @ k.transpose(0, 1, 3, 2) * 0.25)
         mixed = (powers / powers.sum(-1, keepdims=True) @ k).transpose(0, 2, 1, 3).reshape(batch, seq, 32)
         np.testing.assert_allclose(run(ir.to_proto(done.model), {"features": features})["output"], mixed, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["decomposed", "native"])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_packed_queries_keys_and_values(parts: int, form: str) -> None:
+    """As the optimizer writes diffusion models for GPUs, which alone run it: [B, S, N, 3, D] and [B, T, N, 2, D]."""
+    weights, biases = (PROJECTION[name].reshape(-1, 3, 4, 8).swapaxes(1, 2) for name in "wb")
+    packed = {"w": weights[:, :, 3 - parts :].reshape(32, -1), "b": biases[:, :, 3 - parts :].reshape(-1)}
+    plain = {"v": weights[:, :, 0].reshape(32, -1), "u": biases[:, :, 0].reshape(-1)}
+    query = "a = MatMul(features, v) q = Add(a, u)" if parts == 2 else ""
+    text = f"""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+      g (float[batch, seq, 32] features) => (float[batch, seq, 32] output) {{
+        shape = Constant<value_ints = [0, 0, 4, {parts}, 8]>() {query}
+        c = MatMul(features, w) d = Add(c, b) p = Reshape(d, shape)
+        output = com.microsoft.MultiHeadAttention<num_heads = 4>({"q, p" if parts == 2 else "p"})
+    }}"""
+    model = onnx.parser.parse_model(text)
+    stored = packed | (plain if parts == 2 else {})
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in stored.items())
+    done = rewrite_model(ir.from_proto(model), form=form, target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    for batch, seq in ((1, 1), (2, 5), (4, 3)):
+        features = RANDOM.standard_normal((batch, seq, 32)).astype(np.float32)
+        expected = of_heads(features, np.ones((batch, 1, seq, seq), bool))
+        actual = run(ir.to_proto(done.model), {"features": features})["output"]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)
+
+
+def test_packed_heads_in_another_order_stay() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+      g (float[batch, seq, 96] features) => (float[batch, seq, 32] output) {
+        shape = Constant<value_ints = [0, 0, 3, 4, 8]>() p = Reshape(features, shape)
+        output = com.microsoft.MultiHeadAttention<num_heads = 4>(p)
+    }"""
+    done = rewrite_model(ir.from_proto(onnx.parser.parse_model(text)), form="native", target="ort")
+    assert not done.changed
+    assert [one.reason and one.reason.code for one in done.sites] == ["operator"]

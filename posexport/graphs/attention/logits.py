@@ -78,6 +78,8 @@ class AddedToScores:
         total: torch.Tensor = torch.zeros((1, 1, 1, 1), dtype=torch.float64)
         for term, value in zip(self.terms, values, strict=True):
             total = _sum(total, self._four_axes(term, self._added(term, value)))
+        if not total.numel():  # a part of a table that is shorter than the rows
+            raise RequestError("what is added to the scores has no numbers.")
         seen = total > HIDDEN
         keys = self._keys(total.shape[-1], drawn)
         bias = torch.where(seen, total, 0.0)

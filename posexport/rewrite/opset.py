@@ -13,6 +13,7 @@ from onnxscript import version_converter
 from posexport.errors import RequestError, shown
 from posexport.graphs.branches import with_few_queries
 from posexport.graphs.load import inlined
+from posexport.rewrite.headless_caches import append_with_heads
 from posexport.spec.forms import FORM_OPSETS, unsupported_opset
 
 _BY_CHANNEL = 21
@@ -23,7 +24,10 @@ _ASIDE = "operators-that-onnx-does-not-know"
 
 
 def converted(model: ir.Model, form: str, target: str, opset: int | None, shared: bool = False) -> ir.Model:
-    """A copy of the model in an opset of the form: its own, or the nearest above; or `opset` if that is given."""
+    """A copy of the model in an opset of the form: its own, or the nearest above; or `opset` if that is given.
+
+    `shared` means that its caches become buffers; the copy then appends to all of them in the same way.
+    """
     own = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
     lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # it has TensorScatter
     highest = FORM_OPSETS[form][-1]
@@ -40,6 +44,8 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
         raise RequestError(f"opset is {wanted}: the file is of opset {own}, so give {own} or more, or none.")
     copy = model.clone()
     with_few_queries(copy)
+    if shared:
+        append_with_heads(copy)
     if wanted == own:
         return copy
     inlined(copy)  # keeps functions of another opset with unchanged operators; the converter refuses all functions

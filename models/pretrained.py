@@ -25,6 +25,7 @@ from posexport.models.checkpoints.tensors import INDEX, Tensors, weights_file
 from posexport.models.pretrained_angles import stateless_angles
 from posexport.models.pretrained_buffers import computed_again
 from posexport.models.pretrained_limits import check_counts, limited_to
+from posexport.models.pretrained_parts import language_model
 
 EXPERTS = "batched_mm"
 """How experts of a mixture are computed: the only implementation of transformers that can be exported to ONNX."""
@@ -47,7 +48,8 @@ class Pretrained:
     """A model in evaluation mode.
 
     `weights` by name have the dtypes of the checkpoint and are mapped from `files`. `unread` are the tensors in these
-    files that the model does not have.
+    files that the model does not have. `around` is the configuration of the checkpoint if the model is the language
+    model inside that of the checkpoint (posexport.models.pretrained_parts).
     """
 
     folder: Path
@@ -55,6 +57,7 @@ class Pretrained:
     model: nn.Module
     weights: dict[str, Tensor]
     unread: tuple[str, ...] = ()
+    around: Any = None
 
     @property
     def config(self) -> Any:
@@ -84,7 +87,8 @@ class Pretrained:
         if getattr(self.config, "is_encoder_decoder", False):
             return TRANSLATOR if any(self._is_among(names) for names in translators) else ENCODER
         reads_tokens = self.model.main_input_name == "input_ids"
-        return DECODER if reads_tokens and any(self._is_among(names) for names in decoders) else ENCODER
+        decodes = self.around is not None or any(self._is_among(names) for names in decoders)
+        return DECODER if reads_tokens and decodes else ENCODER
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -92,6 +96,8 @@ class Pretrained:
 
         Some configurations have parts that are not modules of their own, such as "attn" of MPT. These do not count.
         """
+        if self.around is not None:
+            return tuple(sorted({name.removesuffix("_config") for name in self.around.sub_configs} - {"text"}))
         others = getattr(self.config, "sub_configs", {}) if self.kind == DECODER else {}
         kinds = {type(module.config) for module in self.model.modules() if hasattr(module, "config")}
         parts = {name: getattr(self.config, name, None) for name in others}
@@ -106,6 +112,11 @@ class Pretrained:
     def architecture(self) -> str:
         """The name of the model's class in transformers."""
         return type(self.model).__name__
+
+    @property
+    def checkpoint_class(self) -> str:
+        """The name of the class that config.json names. It is the model's, or that of the model around it."""
+        return self.architecture if self.around is None else str(self.around.architectures[0])
 
 
 def text_config(config: Any) -> Any:
@@ -163,6 +174,8 @@ def open_pretrained(folder: Path) -> Pretrained:
         )
     if hasattr(model.config, "_experts_implementation"):
         model.set_experts_implementation(EXPERTS)
+    inner = language_model(model)
+    around, model = (None, model) if inner is None else (model.config, inner)
     model.eval().requires_grad_(False)
     stateless_angles(model)
     weights = dict(model.named_parameters(remove_duplicate=False))
@@ -170,7 +183,7 @@ def open_pretrained(folder: Path) -> Pretrained:
         tensors.check_stored(weights)
     values = {name: weight.data for name, weight in weights.items()}
     unread = tuple(sorted(loaded["unexpected_keys"]))
-    return Pretrained(folder=folder, files=files, model=model, weights=values, unread=unread)
+    return Pretrained(folder=folder, files=files, model=model, weights=values, unread=unread, around=around)
 
 
 def _is_unread(name: str, model: Any) -> bool:

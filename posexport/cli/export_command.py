@@ -176,7 +176,7 @@ def _export_model(options: ModelOptions, key: SigningKey | None, as_json: bool) 
         console.say(f"beside it: {', '.join(written.beside)}")
     if written.left_out:
         console.warn(
-            f"{written.exported[0].architecture} has parts for {' and '.join(written.left_out)}, which are left out: "
+            f"{written.checkpoint_class} has parts for {' and '.join(written.left_out)}, which are left out: "
             "the file takes tokens alone."
         )
     if written.unread:

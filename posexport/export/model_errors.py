@@ -6,12 +6,15 @@ frames of the error contain this node. If the exporter stopped in the code of th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from posexport.errors import RequestError
 from posexport.export.layer_kinds import LayersDifferError
@@ -23,15 +26,29 @@ _SENTENCES = (RequestError, LayersDifferError, MemoryError)
 _FIXED_SIZE = ("its code fixes a size that is to vary, as a loop over rows or tokens does", "")
 
 
-def running(architecture: str) -> AbstractContextManager[None]:
-    """A context in which transformers runs a model, without torch's exporter. What it raises becomes a RequestError."""
-    return _refused(
-        lambda chain: (
-            f"transformers itself can't run {architecture} on the few tokens, image or sound that a trace "
-            f"takes ({said(chain[-1])}{_place(chain)}): see that config.json is right, or give another --dtype, or "
-            "--layer in place of --model for one layer of it."
+_MEDIA = re.compile(r"pixel|image|video|audio|sound|speech|features|protein")
+"""What the name of an input contains that is no text."""
+
+
+def running(model: nn.Module, decodes: bool = False) -> AbstractContextManager[None]:
+    """A context in which transformers runs a model, without torch's exporter. What it raises becomes a RequestError.
+
+    `decodes` means that the model is given tokens only.
+    """
+    name = type(model).__name__
+    media = [one for one in signature(model.forward).parameters if decodes and _MEDIA.search(one)]
+
+    def sentence(chain: list[BaseException]) -> str:
+        why = f"{said(chain[-1])}{_place(chain)}"
+        needed = next((one for one in media if re.search(rf"\b{one}\b", str(chain[-1]))), None)
+        if needed is not None:
+            return f"{name} can't read tokens alone ({why}), and a file has no input for {needed}: it is not exported."
+        return (
+            f"transformers itself can't run {name} on the few tokens, image or sound that a trace takes ({why}): see "
+            "that config.json is right, or give another --dtype, or --layer in place of --model for one layer of it."
         )
-    )
+
+    return _refused(sentence)
 
 
 def exporting(architecture: str) -> AbstractContextManager[None]:

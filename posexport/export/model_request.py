@@ -51,8 +51,9 @@ class WrittenModel:
     """A whole model in one file, or an encoder-decoder in two.
 
     `manifests` is empty if nothing was written, because an attention was left and that was not allowed. `unread` are
-    the checkpoint's tensors that the model doesn't have. `left_out` is what the model reads besides tokens, such as
-    "vision", and the file does not. `remarks` are sentences with further information about the file.
+    the checkpoint's tensors that the model doesn't have. `left_out` is what the checkpoint's model, of the class
+    `checkpoint_class`, reads besides tokens, such as "vision", and the file does not. `remarks` are sentences with
+    further information about the file.
     """
 
     exported: tuple[ExportedModel, ...]
@@ -60,6 +61,7 @@ class WrittenModel:
     beside: tuple[str, ...]
     unread: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    checkpoint_class: str = ""
     remarks: tuple[str, ...] = ()
 
     @property
@@ -117,6 +119,7 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         exported=exported,
         unread=pretrained.unread,
         left_out=pretrained.left_out,
+        checkpoint_class=pretrained.checkpoint_class,
         remarks=remarks(pretrained, how.dtype),
     )
     if options.require_all and any(one.left() for one in exported):

@@ -34,6 +34,7 @@ from posexport.export.module_conversions import traced_conversions
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
 from posexport.export.tensor_lengths import traced_lengths
 from posexport.export.traced import describe, name_values, translatable
+from posexport.export.unfolded_windows import CopiesWindows
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
@@ -102,7 +103,7 @@ def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = 
     dtype = how.dtype or main_dtype(pretrained)
     with without_values(pretrained, dtype):
         progress("running the model")
-        with running(pretrained.architecture):
+        with running(pretrained.model, pretrained.kind == DECODER):
             parts = _parts(pretrained, how, dtype)
         return [_exported(_Export(pretrained, part, how, functions, progress)) for part in parts]
 
@@ -148,7 +149,7 @@ def _exported(export: _Export) -> ExportedModel:
     part = export.part
     if part.layers is not None and part.run is not None:
         try:
-            with running(export.pretrained.architecture):
+            with running(export.pretrained.model):
                 check_alike(export.pretrained.model, part.layers, part.run)
             return export.run(part.layers)
         except LayersDifferError:
@@ -227,6 +228,7 @@ class _Export:
             self.progress("tracing the model")
             with (
                 ClampsAlways(),
+                CopiesWindows(),
                 linear_attention_as_operator(model),
                 traced_conversions(),
                 traced_lengths(model),

@@ -1,11 +1,11 @@
-"""Architectures of the matrix of whole models that combine others: separate encoder and decoder models, and detectors
-after a convolutional network."""
+"""Architectures of the matrix of whole models that combine others: separate encoder and decoder models, language models
+behind an image, and detectors after a convolutional network."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from decoders import HEADED, multimodal
+from decoders import COMMON, HEADED, decoder, multimodal
 from encoders import BART, encoder
 from encoders import COMMON as TEXT
 from vision import COMMON as IMAGE
@@ -165,6 +165,40 @@ PARTS = [
         "learned",
         {**TEXT, "eos_token_id": 2, "projection_dim": 32},
         model="CLIPTextModelWithProjection",
+    ),
+    multimodal(
+        "blip_2",
+        "Blip2",
+        "learned",
+        {
+            "text_config": {"model_type": "opt", **COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64},
+            "vision_config": IMAGE,
+            "qformer_config": {**TEXT, "encoder_hidden_size": 64},
+        },
+    ),
+    multimodal(
+        "kosmos_2",
+        "Kosmos2",
+        "sinusoidal",
+        {
+            "text_config": {"vocab_size": 128, "max_position_embeddings": 256, "embed_dim": 64, "layers": 2}
+            | {"ffn_dim": 96, "attention_heads": 4},
+            "vision_config": IMAGE,
+            "latent_query_num": 4,
+        },
+    ),
+    decoder(
+        "inkling2",
+        "Inkling2Text",
+        "relative",
+        {
+            **HEADED,
+            **{"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "d_rel": 8},
+            **{"rel_extent": 8, "sliding_window_size": 5, "swa_head_dim": 16, "swa_num_attention_heads": 4},
+            **{"swa_num_key_value_heads": 2, "n_layers_per_attn_res_block": 2, "unpadded_vocab_size": 128},
+            "layer_types": ["hybrid_sliding", "hybrid"],
+        },
+        model="Inkling2ForCausalLM",
     ),
     multimodal(
         "qwen3_vl_moe",

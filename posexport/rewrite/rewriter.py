@@ -104,7 +104,7 @@ def rewrite_model(
     cases = cases_of(view.roles, seed, own=without_keys(view.roles)) if job.chosen else []
     after = job.write(cases, lambda: live(converted(model, form, target, opset, shared), kept))
     sites = (*job.sites(), *(_functions(view.model, len(view.attentions)) if kept else ()))
-    changed = bool(job.chosen)
+    changed = bool(job.chosen or job.buffers)
     return Rewritten(
         model=after if changed else model,
         original=model,
@@ -134,6 +134,7 @@ class _Job:
     def choose(self, only: Sequence[str], *, even_in_form: bool) -> None:
         """Choose the attention to write: with a name in `only` if there are any, and not in the form already."""
         unusable = _unusable_cache(self.view, self.buffers)
+        self.buffers = self.buffers if unusable is None else ()
         for one in self.view.attentions:
             if isinstance(one, UnknownAttention):
                 self.reasons[one.name] = one.reason
@@ -153,17 +154,12 @@ class _Job:
         """
         view, after = self.view, self.view.model
         while self.chosen:
-            after, refused = self._written(view.model)
+            after, refused = self._tried(unexpanded)
             if refused:
                 told = {name: _refusal(error) for name, error in refused.items()}
                 self.reasons = told | self.reasons  # the reasons of what was tried first count
                 self.chosen = _narrowed(view, self.chosen, refused, keep=False)
                 continue
-            stay = self._staying(after)
-            if stay:
-                base = unexpanded()
-                expand(base, view.operator_shapes, {one.name for one in view.expanded} - stay)
-                after, _ = self._written(base)
             self.evidence |= evidence_of(
                 view.model, after, self.chosen, cases, buffers=self.buffers, shapes_on=view.shapes_on
             )
@@ -176,6 +172,8 @@ class _Job:
                 continue
             self.reasons |= {name: _disagreement(self.evidence[name]) for name in wrong}
             self.chosen = [one for one in self.chosen if one.name not in wrong]
+        if self.buffers and not self.chosen:  # caches become buffers though no attention has the form
+            after, _ = self._tried(unexpanded)
         return after
 
     def sites(self) -> tuple[SiteResult, ...]:
@@ -191,8 +189,18 @@ class _Job:
             for one in self.view.attentions
         )
 
+    def _tried(self, unexpanded: Callable[[], ir.Model]) -> tuple[ir.Model, dict[str, RequestError]]:
+        """The model with what is chosen in the form; and what the form can't express, by name."""
+        after, refused = self._written(self.view.model)
+        stay = set() if refused else self._staying(after)
+        if stay:
+            base = unexpanded()
+            expand(base, self.view.operator_shapes, {one.name for one in self.view.expanded} - stay)
+            after, _ = self._written(base)
+        return after, refused
+
     def _written(self, base: ir.Model) -> tuple[ir.Model, dict[str, RequestError]]:
-        """A copy of `base` with what is chosen in the form; and what the form can't express, by name."""
+        """A copy of `base` with what is chosen in the form, and what the form can't express."""
         copy = base.clone()
         functions = Functions(copy.opset_imports[""], self.form, self.target, names_in(copy))
         refused = write_sites(self.view, copy, self.chosen, functions, buffers=self.buffers)

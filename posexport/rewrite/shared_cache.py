@@ -134,9 +134,15 @@ def _returned(value: ir.Value) -> list[str]:
 
 
 def append(writing: Writing, lengths: Lengths, cache: ir.Value, heads: int, dim: int) -> tuple[str, ir.Value]:
-    """Write what is appended to `cache` [B, heads, P, dim] into a buffer: the name of `present`, and its new value."""
+    """Write what is appended to `cache` [B, heads, P, dim] into a buffer: the name of `present`, and its new value.
+
+    A cache of no features, such as the rotated part of keys that aren't rotated, is returned as it is: there is nothing
+    to write, and a Reshape to 0 features would keep another axis.
+    """
     joint, nodes = joint_of(cache), writing.nodes
     assert joint is not None and joint.inputs[1] is not None
+    if dim == 0:
+        return joint.outputs[0].name or "", nodes.one("Identity", cache)
     new = to_tokens(nodes, joint.inputs[1], HEADS_FIRST, heads, dim)
     new.type = cache.type
     inputs: list[Shaped] = [

@@ -48,5 +48,5 @@ def test_a_trace_takes_any_number_of_tokens(tokens: int) -> None:
 
 def test_a_view_would_bind_the_trace() -> None:
     """A planted fault: without the context, more tokens are refused."""
-    with pytest.raises(Exception, match="(?i)guard|expect|range|constraint"):
+    with pytest.raises(Exception, match=r"(?i)guard|expect|range|constraint"):
         traced(nullcontext())(*inputs(9))

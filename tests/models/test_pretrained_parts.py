@@ -81,8 +81,6 @@ def test_a_decoder_that_reads_an_image_in_each_layer_is_none(tmp_path: Path) -> 
 def test_a_decoder_that_needs_an_image_is_refused(tmp_path: Path) -> None:
     vision = {"embed_dim": 16, "image_size": 16, "patch_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     folder = saved(tmp_path, "IdeficsForVisionText2Text", **SIZES, vocab_size=32, vision_config=vision)
-    said = (
-        r"^IdeficsForVisionText2Text can't read tokens alone .*a file has no input for pixel_values"
-    )
+    said = r"^IdeficsForVisionText2Text can't read tokens alone .*a file has no input for pixel_values"
     with pytest.raises(RequestError, match=said):
         export_whole(open_pretrained(folder), HowToExport())

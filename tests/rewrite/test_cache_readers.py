@@ -274,18 +274,21 @@ def test_the_number_of_cached_tokens_may_be_an_input(make: Callable[[], onnx.Mod
             np.testing.assert_allclose(have[name][:, :, : past + seq], want[name], atol=2e-5)
 
 
-@pytest.mark.parametrize("form", ["native", "contrib"])
-def test_attention_that_stays_reads_the_used_part_of_its_buffer(form: str) -> None:
-    model = decoder(layers=2)
-    product = next(node for node in model.graph.node if node.input[0] == "attention_1")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("form", "layers"), [*itertools.product(ALL_FORMS, [1, 2])])
+def test_attention_that_stays_reads_the_used_part_of_its_buffer(form: str, layers: int) -> None:
+    """Also if no attention has the form."""
+    model = decoder(layers=layers)
+    weights = f"attention_{layers - 1}"
+    product = next(node for node in model.graph.node if node.input[0] == weights)
     product.input[0] = "changed"
     model = with_nodes(
         model,
-        helper.make_node("Mul", ["attention_1", "attention_1"], ["squares"], name="squares"),
-        helper.make_node("Add", ["squares", "attention_1"], ["changed"], name="changed"),
+        helper.make_node("Mul", [weights, weights], ["squares"], name="squares"),
+        helper.make_node("Add", ["squares", weights], ["changed"], name="changed"),
     )
     done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
-    assert [site.state for site in done.sites] == [REWRITTEN, KEPT]
+    assert [site.state for site in done.sites] == [REWRITTEN, KEPT][-layers:] and done.changed
     check_shared(model, after)
 
 

@@ -1,5 +1,5 @@
 """Caches of one head whose axis of heads is removed before new tokens are appended, such as the keys of an indexer,
-become buffers like all others. The oracle is ONNX Runtime on the graph before."""
+become buffers like all others. So do caches of no features. The oracle is ONNX Runtime on the graph before."""
 
 from __future__ import annotations
 
@@ -64,6 +64,33 @@ def test_a_cache_without_heads_becomes_a_buffer(form: str, axis: int) -> None:
         for name, value in want.items():
             part = have[name][:, :, : past + seq] if name.startswith("present") else have[name]
             np.testing.assert_allclose(part, value, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["native", "contrib", "decomposed"])
+def test_a_cache_may_have_no_features(form: str) -> None:
+    """As the rotated part of the keys of GLM 5, which aren't rotated."""
+    model, (past_name, name) = decoder(), ("past_key_values.1.value", "present.1.value")
+    infos = [helper.make_tensor_value_info(past_name, TensorProto.FLOAT, ["batch", 1, "past", 0])]
+    infos.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 1, "total", 0]))
+    model.graph.input.append(infos[0])
+    model.graph.output.append(infos[1])
+    embedded = next(node.output[0] for node in model.graph.node if node.op_type == "Gather")
+    model = with_nodes(
+        model,
+        helper.make_node("MatMul", [embedded, "width"], ["none"], name="none"),
+        helper.make_node("Unsqueeze", ["none", "heads"], ["new"], name="new"),
+        helper.make_node("Concat", [past_name, "new"], [name], name="joint", axis=2),
+        width=np.zeros((HIDDEN, 0), np.float32),
+        heads=np.array([1]),
+    )
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN], done.sites[0].reason
+    for rows, seq, past in SIZES:
+        inputs = feeds(rows, seq, past) | {past_name: np.zeros((rows, 1, past, 0), np.float32)}
+        inputs["attention_mask"][:] = 1
+        want, have = run(model, inputs), run(after, buffers_of(inputs, past))
+        np.testing.assert_allclose(have["logits"], want["logits"], atol=2e-5, rtol=1e-5)
+        assert have[name].shape == (rows, 1, ROOM, 0)
 
 
 def test_a_cache_that_is_not_returned_is_no_buffer() -> None:

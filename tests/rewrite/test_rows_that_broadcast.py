@@ -235,16 +235,21 @@ def test_nothing_is_expanded_where_names_agree(name: str) -> None:
 
 
 def test_a_mask_of_more_rows_than_a_cache() -> None:
-    """The new operator does not include the cache, as that requires equal rows. A shared cache is impossible."""
-    model = model_of(past=("batch", "past"), mask=("mask_rows", "total"))
-    done, proto = rewritten_model(model, form="native", target="ort")
+    """The new operator doesn't include the cache or buffer, as that requires equal rows."""
+    model, pasts = model_of(past=("batch", "past"), mask=("mask_rows", "total")), ("past_key", "past_value")
+    done, grown = rewritten_model(model, form="native", target="ort")
+    assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
+    done, shared = rewritten_model(model, form="native", target="ort", kv_cache="shared")
     assert [(one.state, one.reason) for one in done.sites] == [(REWRITTEN, None)]
     for rows, mask_rows in ((1, 3), (3, 1), (2, 2)):
         shapes: dict[str, Sequence[int]] = {X: (rows, 3, HIDDEN), "attention_mask": (mask_rows, 7)}
-        agree(model, proto, drawn(model, shapes | dict.fromkeys(("past_key", "past_value"), (rows, HEADS, 4, SIZE))))
-    done, proto = rewritten_model(model, form="native", target="ort", kv_cache="shared")
-    assert [(one.state, one.reason and one.reason.code) for one in done.sites] == [(KEPT, "rows")]
-    assert not done.changed
+        inputs = drawn(model, shapes | dict.fromkeys(pasts, (rows, HEADS, 4, SIZE)))
+        agree(model, grown, inputs)
+        want = run(model, inputs)
+        have = run(shared, inputs | {name: np.pad(inputs[name], ((0, 0), (0, 0), (0, 5), (0, 0))) for name in pasts})
+        for name, value in want.items():
+            used = have[name][:, :, :7] if name.startswith("present") else have[name]
+            np.testing.assert_allclose(used, value, rtol=0, atol=2e-5)
 
 
 def flat_heads(bias_rows: Callable[[Writer], str]) -> onnx.ModelProto:

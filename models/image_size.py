@@ -47,7 +47,8 @@ def _preprocessor(folder: Path) -> dict[str, Any]:
 def of_pictures(config: Any) -> Any:
     """The part of a configuration that is that of the encoder of images."""
     encoder = getattr(config, "encoder", None)
-    return getattr(config, "vision_config", None) or (encoder if hasattr(encoder, "to_dict") else config)
+    part = getattr(config, "vision_config", None) or getattr(config, "image_config", None)
+    return part or (encoder if hasattr(encoder, "to_dict") else config)
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from posexport.models.whole import (
     takes,
     unchanged,
 )
-from posexport.models.whole_encoder import HIDDEN, encoder_example, encoder_inputs
+from posexport.models.whole_inputs import GLOBAL, encoder_example, encoder_inputs
+from posexport.models.whole_outputs import HIDDEN
 
 SOURCE = "encoder_sequence"
 """The name of the dimension of the encoder's sequence."""
@@ -128,7 +129,8 @@ def translator_of(
     codes = getattr(whole.config, "delay_pattern", None)
     if codes is not None:
         raise several_codes(model, len(codes))
-    inputs = encoder_inputs(model, folder)
+    # files that generate texts have no input for GLOBAL, and transformers has no global tokens without it
+    inputs = {name: shape for name, shape in encoder_inputs(model, folder).items() if name != GLOBAL}
     if others := [name for name in inputs if not takes(encoder, name)]:
         raise RequestError(
             f"{type(model).__name__} reads {' and '.join(others)} besides its text, which the file of its encoder has "

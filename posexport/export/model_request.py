@@ -120,7 +120,7 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         unread=pretrained.unread,
         left_out=pretrained.left_out,
         checkpoint_class=pretrained.checkpoint_class,
-        remarks=remarks(pretrained, how.dtype),
+        remarks=remarks(pretrained, how.dtype, [*dict.fromkeys(name for one in exported for name in one.inputs)]),
     )
     if options.require_all and any(one.left() for one in exported):
         return written(manifests=(), beside=())

@@ -5,7 +5,7 @@ The sentences say what the file leaves out, which of its sizes is a guess, and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from posexport.jsondata import read_json
 from posexport.machine import size_text
 from posexport.models.image_size import GUESSED, image_size
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, text_config
-from posexport.models.whole_encoder import left_out_inputs
+from posexport.models.whole_inputs import GLOBAL, left_out_inputs
 
 FEW = 2**20
 """Experts with at most this many bytes for each token of a prompt need no remark."""
@@ -30,12 +30,13 @@ _PIPELINE = "modules.json"
 """The file in which sentence-transformers lists the modules that it adds after a model."""
 
 
-def remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> tuple[str, ...]:
-    """The sentences about the file of a model whose weights get this `dtype`; None: the checkpoint's."""
-    return tuple(_remarks(pretrained, dtype))
+def remarks(pretrained: Pretrained, dtype: torch.dtype | None, inputs: Collection[str]) -> tuple[str, ...]:
+    """The sentences about the file of a model with these inputs, whose weights get this `dtype`; None: the
+    checkpoint's."""
+    return tuple(_remarks(pretrained, dtype, inputs))
 
 
-def _remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> Iterator[str]:
+def _remarks(pretrained: Pretrained, dtype: torch.dtype | None, inputs: Collection[str]) -> Iterator[str]:
     name, own = pretrained.architecture, main_dtype(pretrained)
     if dtype is None and own == torch.bfloat16:
         yield (
@@ -48,15 +49,16 @@ def _remarks(pretrained: Pretrained, dtype: torch.dtype | None) -> Iterator[str]
             f"{' and '.join(map(shown, others))} of {_PIPELINE}, which sentence-transformers puts behind the model, "
             f"{'are' if len(others) > 1 else 'is'} left out: the file gives what {name} gives alone."
         )
-    if pretrained.kind == ENCODER:
-        left = left_out_inputs(pretrained.model)
+    if pretrained.kind != DECODER:
+        left = left_out_inputs(pretrained.model, inputs)
+        if pretrained.kind != ENCODER:
+            left = tuple(one for one in left if one == GLOBAL)
         if left:
             yield (
                 f"{name} can be given {' and '.join(left)} too, which the file has no input for: it computes what "
                 "transformers computes without."
             )
-    if pretrained.kind != DECODER:
-        reads_images = pretrained.model.main_input_name in ("pixel_values", "pixel_values_videos")
+        reads_images = any(name.startswith("pixel_values") for name in inputs)
         if reads_images and image_size(pretrained.config, pretrained.folder) is None:
             yield (
                 "neither config.json nor preprocessor_config.json says how large images are, so the file takes "

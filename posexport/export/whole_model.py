@@ -35,6 +35,7 @@ from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, ow
 from posexport.export.tensor_lengths import traced_lengths
 from posexport.export.traced import describe, name_values, translatable
 from posexport.export.unfolded_windows import CopiesWindows
+from posexport.export.window_attention import windows_as_masks
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
@@ -69,6 +70,11 @@ class ExportedModel:
     architecture: str
     attentions: tuple[Mapping[str, Any], ...]
     part: str = ""
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the file's inputs."""
+        return [str(value.name) for value in self.model.graph.inputs]
 
     def left(self) -> list[Mapping[str, Any]]:
         """The records of the attentions that are not in the form."""
@@ -233,6 +239,7 @@ class _Export:
                 traced_conversions(),
                 traced_lengths(model),
                 LoopsOverAllExperts(),
+                windows_as_masks(model),
             ):
                 program = torch.export.export(
                     self.part.module,

@@ -24,7 +24,8 @@ from posexport.models.pretrained import (
 )
 from posexport.models.weights import TORCH_DTYPES
 from posexport.models.whole import KEYS, Caches, Decoder, Signature, cached_layers, decoder_of
-from posexport.models.whole_encoder import HIDDEN, encoder_of
+from posexport.models.whole_encoder import encoder_of
+from posexport.models.whole_outputs import HIDDEN
 from posexport.models.whole_translator import translator_of
 from posexport.runtimes.generation import BUFFER
 from posexport.spec.contract import Values

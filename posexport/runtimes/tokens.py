@@ -202,7 +202,7 @@ def _token(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
 
 
 _LENGTHS = (
-    *("max_target_positions", "max_text_positions", "max_decoder_position_embeddings"),
+    *("max_target_positions", "max_text_positions", "max_decoder_position_embeddings", "max_text_len"),
     *("max_position_embeddings", "n_positions", "max_seq_len"),
 )
 """Settings with the number of positions. Those of decoders of encoder-decoders come first."""

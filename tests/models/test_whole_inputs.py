@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+import transformers
 from tiny_models import ROWS, build
 
 from posexport.errors import RequestError
@@ -155,3 +156,71 @@ def test_cached_keys_of_an_indexer_are_never_alike() -> None:
     (case,) = (one for one in cases_of(roles, 0) if one.kinds.values == "zeros" and one.arrays[names[0]].shape[2])
     are_zero = [(case.arrays[name] == 0).all(-1).any() for name in names]
     assert are_zero == [True, False]
+
+
+PART = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+TEXT = {**PART, "vocab_size": 40, "max_position_embeddings": 20}
+PICTURES = {**PART, "image_size": 8, "patch_size": 4}
+
+
+def two_towers(**more: Any) -> Any:
+    config = transformers.CLIPConfig(
+        text_config={**TEXT, "eos_token_id": 2}, vision_config=PICTURES, projection_dim=8, **more
+    )
+    torch.manual_seed(0)
+    return transformers.CLIPModel(config).eval()
+
+
+@torch.no_grad()
+def test_each_text_is_compared_with_each_image() -> None:
+    model = two_towers()
+    encoder, signature = encoder_of(model, torch.float32)
+    texts, images = ("text_batch", "sequence"), ("image_batch", 3, 8, 8)
+    assert signature.inputs == {"input_ids": texts, "attention_mask": texts, "pixel_values": images}
+    assert signature.example["input_ids"].shape[0] != signature.example["pixel_values"].shape[0]
+    assert [*signature.outputs] == ["logits_per_image", "logits_per_text", "text_embeds", "image_embeds"]
+    ids = torch.arange(3, 18).reshape(3, 5)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(2, 3, 8, 8)}
+    made, wanted = encoder(**given), model(**given)
+    assert made["logits_per_image"].shape == (2, 3)
+    assert all(torch.equal(made[name], wanted[name]) for name in made)
+
+
+@torch.no_grad()
+def test_a_text_and_its_image_have_the_same_rows() -> None:
+    wide = {"hidden_size": 64, "num_hidden_layers": 2}  # a head has 64 features
+    towers = {"text_config": {**TEXT, **wide}, "vision_config": {**PICTURES, **wide}}
+    model = transformers.BridgeTowerModel(transformers.BridgeTowerConfig(**PART | wide, **towers)).eval()
+    _, signature = encoder_of(model, torch.float32)
+    assert signature.inputs["pixel_values"] == ("batch", 3, 8, 8) and signature.inputs["input_ids"][0] == "batch"
+
+
+def test_the_part_of_two_towers_that_a_head_reads_is_enough() -> None:
+    """CLIPForImageClassification was said to read text and images together."""
+    config = transformers.CLIPConfig(text_config=TEXT, vision_config=PICTURES, num_labels=3)
+    _, signature = encoder_of(transformers.CLIPForImageClassification(config).eval(), torch.float32)
+    assert [*signature.inputs] == ["pixel_values"]
+
+
+def test_a_captioner_is_no_pair_of_towers() -> None:
+    sizes = {"text_config": {**TEXT, "encoder_hidden_size": 16}, "vision_config": PICTURES}
+    model = transformers.BlipForConditionalGeneration(transformers.BlipConfig(**sizes)).eval()
+    with pytest.raises(RequestError, match="BlipForConditionalGeneration reads text and vision together: give"):
+        encoder_of(model, torch.float32)
+
+
+def test_what_is_wrong_with_two_towers_is_said() -> None:
+    model = two_towers()
+    model.visual_projection = torch.nn.Linear(16, 4, bias=False)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        encoder_of(model, torch.float32)
+
+
+def test_series_of_channels_are_an_input_and_others_are_refused() -> None:
+    sizes = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "num_hidden_layers": 1, "d_model": 8}
+    config = transformers.PatchTSTConfig(**sizes, num_attention_heads=2, ffn_dim=8, num_input_channels=3)
+    _, signature = encoder_of(transformers.PatchTSTForPrediction(config).eval(), torch.float32)
+    assert signature.inputs == {"past_values": ("batch", 16, 3)} and "prediction_outputs" in signature.outputs
+    other = transformers.TimeSeriesTransformerConfig(prediction_length=2, context_length=4, num_time_features=1)
+    with pytest.raises(RequestError, match="models of time_series_transformer read past_values with other inputs"):
+        encoder_of(transformers.TimeSeriesTransformerForPrediction(other).eval(), torch.float32)

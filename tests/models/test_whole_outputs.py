@@ -1,0 +1,42 @@
+"""The outputs that a file of a model without caches has, by what the model returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from posexport.models.whole_outputs import outputs_by_name
+
+ONE = torch.ones(1)
+
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "usual ones come first": (
+        {"pred_boxes": ONE, "pred_masks": ONE, "logits": ONE},
+        ["logits", "pred_boxes", "pred_masks"],
+    ),
+    "others keep their order": ({"waveform": ONE, "spectrogram": ONE}, ["waveform", "spectrogram"]),
+    "losses": ({"loss": ONE, "depth_loss": ONE, "logits": ONE}, ["logits"]),
+    "states of parts": (
+        {
+            "last_hidden_state": ONE,
+            "encoder_last_hidden_state": ONE,
+            "image_hidden_states": ONE,
+            "enc_topk_logits": ONE,
+        },
+        ["last_hidden_state"],
+    ),
+    "states that are features of several sizes": ({"fpn_hidden_states": (ONE,)}, ["fpn_hidden_states_0"]),
+    "masks": ({"audio_values": ONE, "padding_mask": ONE, "mask": ONE}, ["audio_values"]),
+    "nothing but states of parts": ({"encoder_last_hidden_state": ONE}, ["encoder_last_hidden_state"]),
+    "tuples": ({"feature_maps": (ONE, ONE), "hidden_states": (ONE,)}, ["feature_maps_0", "feature_maps_1"]),
+    "logits of three alphabets": ({"logits": (ONE, ONE, ONE)}, ["char_logits", "bpe_logits", "wp_logits"]),
+    "nothing with a name": ({"past_key_values": None, "classes": ["a"]}, []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_outputs_of_a_file_are_what_the_model_returns_as_its_own(case: str) -> None:
+    made, names = CASES[case]
+    assert [*outputs_by_name(made)] == names

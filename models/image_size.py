@@ -31,7 +31,7 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     found = _pair(getattr(config, "image_size", None) or getattr(config, "crop_size", None))
     if found is not None:
         return found
-    data = {} if folder is None else _preprocessor(folder)
+    data = {} if folder is None else preprocessor(folder)
     data = data["image_processor"] if isinstance(data.get("image_processor"), dict) else data
     if data.get("crop_size") is not None and data.get("do_center_crop", True):
         return _pair(data["crop_size"])
@@ -40,7 +40,8 @@ def image_size(config: Any, folder: Path | None) -> Size | None:
     return None if is_whole(data.get("max_size")) else _pair(data.get("size"))  # max_size limits the longer side
 
 
-def _preprocessor(folder: Path) -> dict[str, Any]:
+def preprocessor(folder: Path) -> dict[str, Any]:
+    """The object in the file of a checkpoint's preprocessor. Empty if there is none."""
     return _object(folder / "preprocessor_config.json") or _object(folder / "processor_config.json")
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from posexport.errors import RequestError
-from posexport.models.image_size import GUESSED, image_size, of_pictures
+from posexport.jsondata import is_whole
+from posexport.models.image_size import GUESSED, image_size, of_pictures, preprocessor
 from posexport.models.whole import BATCH, SEQUENCE, TRACED, takes
 
 TEXT_ROWS = "text_batch"
@@ -31,6 +32,9 @@ _OTHER_ROWS = {
 
 GLOBAL = "global_attention_mask"
 """The input that says which tokens see all others, and are seen by them, in a model with windows of attention."""
+
+TASK = "task_inputs"
+"""The input with the tokens of the sentence that says what a segmentation is for."""
 
 Dimensions = tuple[int | str, ...]
 
@@ -125,6 +129,8 @@ def _mains(model: nn.Module) -> tuple[str, ...]:
 
 def _inputs_of(model: nn.Module, mains: Sequence[str], config: Any, folder: Path | None) -> dict[str, Dimensions]:
     inputs = {name: _SHAPES[name](config, folder) for name in mains}
+    if takes(model, TASK):
+        inputs[TASK] = (BATCH, config.task_seq_len)
     if "input_ids" in inputs:
         text: Any = getattr(config, "text_config", None) or config
         if takes(model, "attention_mask"):
@@ -133,6 +139,8 @@ def _inputs_of(model: nn.Module, mains: Sequence[str], config: Any, folder: Path
             inputs[GLOBAL] = (BATCH, SEQUENCE)
         if takes(model, "token_type_ids") and (getattr(text, "type_vocab_size", None) or 0) > 1:
             inputs["token_type_ids"] = (BATCH, SEQUENCE)
+        if takes(model, "token_type_ids") and (kinds := getattr(text, "type_vocab_sizes", None)):
+            inputs["token_type_ids"] = (BATCH, SEQUENCE, len(kinds))  # the place of a token in a table, and other facts
         if takes(model, "bbox"):
             if not getattr(config, "max_2d_position_embeddings", None):
                 raise RequestError(
@@ -156,7 +164,7 @@ def _checked(model: nn.Module, inputs: dict[str, Dimensions]) -> dict[str, Dimen
 
 _OPTIONAL = (
     *("attention_mask", "pixel_mask", "pixel_values", "image", "langs", GLOBAL),
-    *("entity_ids", "visual_embeds", "visual_feats"),
+    *("entity_ids", "visual_embeds", "visual_feats", "input_points", "input_boxes", "input_masks"),
 )
 """Inputs of transformers' models besides the main one that are optional."""
 
@@ -185,16 +193,13 @@ def _sound(config: Any) -> Dimensions:
     return (BATCH, getattr(config, "audio_channels", 1), "samples") if is_codec else (BATCH, "samples")
 
 
-def _features(config: Any) -> Dimensions:
+def _features(config: Any, folder: Path | None) -> Dimensions:
     for part in ("audio_config", "encoder_config"):  # of a model of text and sound, and of an encoder with a head
         config = getattr(config, part, None) or config
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
         return (BATCH, config.num_mel_bins, 2 * config.max_source_positions)
-    if hasattr(config, "spec_size"):  # CLAP makes an image of a spectrogram
-        raise RequestError(
-            f"the configuration of {config.model_type} doesn't say how many frames a spectrogram has, which its layers "
-            "depend on: it is not exported."
-        )
+    if hasattr(config, "spec_size"):
+        return _spectrogram(config, folder)
     width = _first(config, _WIDTHS)
     if width is None:
         raise RequestError(
@@ -202,6 +207,23 @@ def _features(config: Any) -> Dimensions:
             "sound is: it is not exported."
         )
     return (BATCH, "frames", width)
+
+
+def _spectrogram(config: Any, folder: Path | None) -> Dimensions:
+    """A sound of CLAP, which makes an image of a spectrogram of a fixed number of frames."""
+    data = {} if folder is None else preprocessor(folder)
+    samples, hop = data.get("nb_max_samples"), data.get("hop_length")
+    if not (is_whole(samples) and is_whole(hop) and 0 < hop <= samples):
+        raise RequestError(
+            f"the configuration of {config.model_type} doesn't say how many frames a spectrogram has, which its layers "
+            "depend on: put nb_max_samples and hop_length into preprocessor_config.json beside it."
+        )
+    if config.enable_fusion:
+        raise RequestError(
+            f"the model of {config.model_type} has enable_fusion and reads is_longer besides a spectrogram, which a "
+            "file has no input for: it is not exported."
+        )
+    return (BATCH, 1, samples // hop + 1, config.num_mel_bins)
 
 
 def _series(config: Any) -> Dimensions:
@@ -228,7 +250,7 @@ _SHAPES: Mapping[str, Any] = {
     "pixel_values": _image,
     "pixel_values_videos": _image,
     "input_values": lambda config, _: _sound(config),
-    "input_features": lambda config, _: _features(config),
+    "input_features": lambda config, folder: _features(config, folder),
     "past_values": lambda config, _: _series(config),
 }
 """By main input of a model: its dimensions as a function of the configuration and the checkpoint's folder."""
@@ -249,6 +271,6 @@ def encoder_example(
 
 
 def _example(name: str, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
-    if name in ("input_ids", "token_type_ids", "bbox"):
+    if name in ("input_ids", "token_type_ids", "bbox", TASK):
         return torch.zeros(sizes, dtype=torch.int64)
     return torch.ones(sizes, dtype=torch.int64 if name.endswith("attention_mask") else dtype)

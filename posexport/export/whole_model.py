@@ -321,9 +321,15 @@ def _check_sizes(program: torch.export.ExportedProgram, signature: Signature, pr
             if size == SEQUENCE and most is not None and length is not None and most < length - UNREAD:
                 raise RequestError(
                     f"{architecture} is not exported as a whole: its code, traced once, takes at most {most} tokens, "
-                    f"as a loop over chunks does, and the model was trained for {length}: give --layer in place of "
-                    "--model for one layer of it."
+                    f"as a loop over chunks does, and the model was trained for {length}: {_advice(pretrained)}give "
+                    "--layer in place of --model for one layer of it."
                 )
+
+
+def _advice(pretrained: Pretrained) -> str:
+    """What else helps with a model whose code changes at a length: BigBird has a setting for full attention."""
+    sparse = getattr(pretrained.config, "attention_type", None) == "block_sparse"
+    return 'put "attention_type": "original_full" into config.json for full attention of all texts, or ' * sparse
 
 
 def _name_dimensions(model: ir.Model, signature: Signature) -> None:

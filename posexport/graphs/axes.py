@@ -38,7 +38,7 @@ _ANY: dict[int, _Layout] = {0: (), 1: (BATCH,), 2: (BATCH, None), 3: (BATCH, SEQ
 KNOWN_AXES: dict[str, dict[int, _Layout]] = {
     "token_ids": _TOKENS,
     "encoder_token_ids": {2: (BATCH, ENCODER)},
-    "token_type_ids": _TOKENS,
+    "token_type_ids": {**_TOKENS, 3: (BATCH, SEQ, None)},
     "position_ids": {**_TOKENS, 3: (AXES, BATCH, SEQ)},
     "attention_mask": _MASK,
     "bias": {2: (SEQ, TOTAL), 3: (None, SEQ, TOTAL), 4: _MASK[4]},

@@ -14,7 +14,7 @@ from posexport.errors import RequestError, shown
 ROLES: dict[str, str] = {
     "token_ids": "tokens of the vocabulary [batch, seq]",
     "encoder_token_ids": "tokens of an encoder [batch, encoder]",
-    "token_type_ids": "the kind of each token [batch, seq]",
+    "token_type_ids": "the kind of each token [batch, seq], or several kinds of it [batch, seq, kinds]",
     "position_ids": "positions of the tokens [batch, seq], [axes, batch, seq] or [batch, seq, axes]",
     "attention_mask": "1 where a key may be seen [batch, keys], or what is added to scores [batch, 1, seq, keys]",
     "encoder_attention_mask": "the same for the keys of an encoder",
@@ -77,7 +77,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"position_?ids|^positions?$|pos_ids|input_pos|^pos$|^(img|txt)_ids$", "position_ids", "fi"),
     (r"token_?type|segment", "token_type_ids", "i"),
     (r"^bbox|boxes", "boxes", "i"),
-    (r"time_?step", "index", "i"),
+    (r"time_?step|^task_inputs$", "index", "i"),
     (r"encoder_(hidden|output|feature|last)|^memory$|^context$|cross_states", "encoder_features", "f"),
     (r"pixel|image|^img", "images", "f"),
     (r"^((input|inputs|src|source|seq|sequence|token|tokens|valid|x|text)_?)?len(gth)?s?$", "lengths", "i"),

@@ -84,6 +84,20 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
             "past_key_0": ("past", ("batch", 1, "past", 4)),
         },
     ),
+    "tokens of several kinds": (
+        {
+            "input_ids": (["batch", "sequence"], "int64"),
+            "token_type_ids": (["batch", "sequence", 7], "int64"),
+            "global_attention_mask": (["batch", "sequence"], "int64"),
+            "task_inputs": (["batch", 16], "int64"),
+        },
+        {
+            "input_ids": ("token_ids", ("batch", "seq")),
+            "token_type_ids": ("token_type_ids", ("batch", "seq", 7)),
+            "global_attention_mask": ("mask", ("batch", "seq")),
+            "task_inputs": ("index", ("batch", 16)),
+        },
+    ),
     "numbers of tokens": (
         {
             "x": (["b", "s", 8], "fp32"),

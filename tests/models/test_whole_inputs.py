@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,33 @@ def test_series_of_channels_are_an_input_and_others_are_refused() -> None:
     other = transformers.TimeSeriesTransformerConfig(prediction_length=2, context_length=4, num_time_features=1)
     with pytest.raises(RequestError, match="models of time_series_transformer read past_values with other inputs"):
         encoder_of(transformers.TimeSeriesTransformerForPrediction(other).eval(), torch.float32)
+
+
+def test_the_frames_of_a_spectrogram_follow_from_the_preprocessor(tmp_path: Path) -> None:
+    """CLAP makes an image of a sound of a fixed length."""
+    sizes = {"spec_size": 32, "num_mel_bins": 8, "patch_embeds_hidden_size": 8, "depths": [1, 1], "hidden_size": 16}
+    config = transformers.ClapAudioConfig(**sizes, num_attention_heads=[2, 2], window_size=2, num_hidden_layers=2)
+    model = transformers.ClapAudioModel(config).eval()
+    settings = tmp_path / "preprocessor_config.json"
+    settings.write_text(json.dumps({"nb_max_samples": 1000, "hop_length": 10}))
+    _, signature = encoder_of(model, torch.float32, folder=tmp_path)
+    assert signature.inputs == {"input_features": ("batch", 1, 101, 8)}
+    settings.write_text(json.dumps({"nb_max_samples": 1000, "hop_length": 0}))
+    with pytest.raises(RequestError, match="put nb_max_samples and hop_length into preprocessor_config.json"):
+        encoder_of(model, torch.float32, folder=tmp_path)
+    model.config.enable_fusion = True
+    settings.write_text(json.dumps({"nb_max_samples": 1000, "hop_length": 10}))
+    with pytest.raises(RequestError, match="has enable_fusion and reads is_longer besides a spectrogram"):
+        encoder_of(model, torch.float32, folder=tmp_path)
+
+
+@torch.no_grad()
+def test_a_token_of_a_table_has_several_kinds() -> None:
+    """TAPAS reads the row and the column of each token; its file had no input for them."""
+    sizes = {"type_vocab_sizes": [3, 5, 5], "max_position_embeddings": 20}
+    model = transformers.TapasModel(transformers.TapasConfig(**TEXT | sizes)).eval()
+    encoder, signature = encoder_of(model, torch.float32)
+    assert signature.inputs["token_type_ids"] == ("batch", "sequence", 3)
+    ids = torch.arange(3, 9)[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.ones(1, 6, 3).long()}
+    assert torch.equal(encoder(**given)["last_hidden_state"], model(**given).last_hidden_state)

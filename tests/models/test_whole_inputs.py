@@ -237,7 +237,7 @@ def test_the_frames_of_a_spectrogram_follow_from_the_preprocessor(tmp_path: Path
     _, signature = encoder_of(model, torch.float32, folder=tmp_path)
     assert signature.inputs == {"input_features": ("batch", 1, 101, 8)}
     settings.write_text(json.dumps({"nb_max_samples": 1000, "hop_length": 0}))
-    with pytest.raises(RequestError, match="put nb_max_samples and hop_length into preprocessor_config.json"):
+    with pytest.raises(RequestError, match=r"put nb_max_samples and hop_length into preprocessor_config\.json"):
         encoder_of(model, torch.float32, folder=tmp_path)
     model.config.enable_fusion = True
     settings.write_text(json.dumps({"nb_max_samples": 1000, "hop_length": 10}))

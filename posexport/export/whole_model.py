@@ -17,7 +17,7 @@ import torch
 from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 from onnx_ir.passes.common import RemoveUnusedOpsetsPass
-from torch import Tensor, nn
+from torch import nn
 
 from posexport import temporary
 from posexport.artifact import onnx_file
@@ -35,12 +35,12 @@ from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, ow
 from posexport.export.tensor_lengths import traced_lengths
 from posexport.export.traced import describe, name_values, translatable
 from posexport.export.unfolded_windows import CopiesWindows
+from posexport.export.whole_tensors import CheckpointTensors
 from posexport.export.window_attention import windows_as_masks
 from posexport.graphs.attention.describe import Describer
 from posexport.graphs.function_bodies import Functions
 from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
-from posexport.models.weights import check_values
 from posexport.models.whole import SEQUENCE, Signature, decoder_of, unchanged, without_keys_of_others
 from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_translator import translator_of
@@ -183,16 +183,16 @@ class _Export:
         exporter.finish(model, how.form)
         boundaries = None if layers is None else without_markers(model, layers)
         _name_dimensions(model, signature)
-        self._fill(model)
+        tensors = CheckpointTensors(self.pretrained)
+        tensors.fill(model)
         progress("looking for attention")
-        names = {*self.pretrained.weights, *(f"model.{name}" for name, _ in self.pretrained.model.named_buffers())}
         owned: dict[str, int] = {}
         if layers is not None and boundaries is not None:
-            owned = owners(model, layers, boundaries, names, self._tensor)
+            owned = owners(model, layers, boundaries, tensors.names, tensors.of)
         rewritten = self._rewritten(model)
         model = rewritten.model
         if layers is not None and boundaries is not None:
-            copy_layers(model, layers, boundaries, names, self._tensor)
+            copy_layers(model, layers, boundaries, tensors.names, tensors.of)
         with_fewer_nodes(model)
         RemoveUnusedOpsetsPass()(model)
         target = how.target if rewritten.changed and how.target != "portable" else None
@@ -253,47 +253,6 @@ class _Export:
             program = translatable(program)
             self.progress("writing the graph")
             return exporter.capture(program, self.functions)
-
-    def _fill(self, model: ir.Model) -> None:
-        """Give the initializers the names of the checkpoint's weights, and their tensors.
-
-        A weight with two names is in the graph only once.
-        """
-        weights, first = self.pretrained.weights, dict[int, ir.Value]()
-        for name, value in list(model.graph.initializers.items()):
-            plain = name.removeprefix("model.")
-            if plain not in weights:
-                continue
-            known = first.setdefault(id(weights[plain]), value)
-            if known is not value:
-                value.replace_all_uses_with(known)
-                model.graph.initializers.pop(name)
-                continue
-            value.name = plain
-            value.const_value = self._tensor(plain, value)
-
-    def _tensor(self, name: str, like: ir.Value) -> ir.TensorProtocol:
-        weights = self.pretrained.weights
-        if name not in weights:
-            named = dict(self.pretrained.model.named_buffers())
-            return ir.tensor_adapters.TorchTensor(named[name.removeprefix("model.")], name=name)
-        weight: Tensor = weights[name]
-        dtype = like.dtype
-        if dtype is None:
-            raise AssertionError(f"{name} has no dtype")
-
-        def make() -> ir.TensorProtocol:
-            check_values(weight, f"{str(self.pretrained.folder)!r}: tensor {shown(name)}")
-            converted = weight.to(ir.tensor_adapters.to_torch_dtype(dtype))
-            changed = converted.dtype != weight.dtype
-            if changed and (beyond := weight[converted.isinf() & weight.isfinite()]).numel():
-                raise RequestError(
-                    f"{shown(name)} has the value {float(beyond[0]):.4g}, and {converted.dtype} ends at "
-                    f"{torch.finfo(converted.dtype).max:.4g}: give another --dtype."
-                )
-            return ir.tensor_adapters.TorchTensor(converted, name=name)
-
-        return onnx_file.lazy(name, tuple(weight.shape), dtype, make)
 
 
 UNREAD = 8

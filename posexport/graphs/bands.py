@@ -16,6 +16,7 @@ import numpy as np
 from posexport.graphs.axes import BATCH, PAST, SEQ, SLOTS
 from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
+from posexport.graphs.numbers import FEATURES
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import is_dynamic, tokens_of_row
 
@@ -38,6 +39,20 @@ FEWEST_ROWS, _OF_ALL_ROWS = 6, 3
 """Cost does not make the last rung of rows smaller than the first number.
 
 The second number is the sum of a ladder as a multiple of its last rung.
+"""
+
+
+VALUES = ("normal", "zeros", "normal", "between")
+"""The kinds of numbers that rungs take in turn, if the graph takes features. Large ones are left out: in stacks of bare
+attention their rounding errors grow from layer to layer."""
+
+POSITIONS = (
+    *("consecutive", "offset", "consecutive", "shuffled", "consecutive", "still"),
+    *("scattered", "consecutive", "far"),
+)
+"""The kinds of positions that they take in turn, if the graph takes positions.
+
+The numbers of these kinds, and that of kinds of padding, have no common factor, so that each kind meets each other one.
 """
 
 
@@ -73,13 +88,17 @@ def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[C
     alone, new, old = cost.last(3 * cost.tokens), cost.last(cost.tokens), cost.last(cost.cached)
     encoder = itertools.cycle(rng.permutation(ladder(1, new, rng)).tolist())
     rows = itertools.cycle(rng.permutation((2, 3, 4, 5, 7, 10)).tolist())
-    padding = itertools.cycle(rng.permutation(("none", "left", "right", "holes", "mixed")).tolist())
+    padding, values, positions = (
+        itertools.cycle(np.roll(kinds, int(rng.integers(len(kinds)))).tolist())
+        for kinds in (rng.permutation(("none", "left", "right", "holes", "mixed")), _values(roles), POSITIONS)
+    )
     if is_dynamic(roles, SEQ):
         corners = _sizes(roles, rng, rows, alone, new, old, cost.longest or math.inf)
     else:
         corners = _sizes_beside(roles, rng, rows, cost.tokens, old)
     for corner in corners:
-        yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=Kinds(padding=next(padding)))
+        kinds = Kinds(padding=next(padding), values=next(values), positions=next(positions))
+        yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=kinds)
     if any(role.kind == "position_ids" for role in roles.values()):
         yield Corner(label="farthest positions", batch=2, seq=33, kinds=Kinds(positions="farthest"))
         yield Corner(label="step of farthest positions", batch=3, seq=1, past=20, kinds=Kinds(positions="farthest"))
@@ -132,6 +151,12 @@ def _sizes_beside(
         for past in ladder(1, old - 1, rng):
             yield Corner(label="band of cached tokens", batch=1, seq=seq, past=past)
             yield Corner(label="rows of cached tokens", batch=next(rows), seq=seq, past=past)
+
+
+def _values(roles: Mapping[str, Role]) -> tuple[str, ...]:
+    """The kinds of numbers of rungs. Caches alone stay normal: rounding errors of large ones grow from layer to
+    layer."""
+    return VALUES if any(role.kind in FEATURES for role in roles.values()) else ("normal",)
 
 
 def _grows(roles: Mapping[str, Role]) -> bool:

@@ -49,6 +49,7 @@ _PROMPTS = (
     Corner(label="holes", batch=4, seq=11, kinds=Kinds(padding="holes")),
     Corner(label="large numbers", batch=2, seq=19, kinds=Kinds(values="loud")),
     Corner(label="small numbers", batch=2, seq=8, kinds=Kinds(values="quiet")),
+    Corner(label="numbers between", batch=2, seq=16, kinds=Kinds(values="between")),
     Corner(label="zeros", batch=2, seq=10, kinds=Kinds(values="zeros")),
     Corner(label="one large feature", batch=2, seq=13, kinds=Kinds(values="outlier")),
 )
@@ -64,7 +65,7 @@ _CACHED = (
     Corner(label="step", batch=1, seq=1, past=15),
     Corner(label="steps", batch=4, seq=1, past=23, kinds=Kinds(padding="mixed")),
     Corner(label="chunk", batch=1, seq=5, past=18),
-    Corner(label="chunks", batch=3, seq=6, past=11, kinds=Kinds(padding="left", values="zeros")),
+    Corner(label="chunks", batch=3, seq=19, past=19, kinds=Kinds(padding="left", values="zeros")),
     Corner(label="few cached tokens", batch=2, seq=7, past=1, kinds=Kinds(padding="right", values="loud")),
     Corner(label="step of far positions", batch=2, seq=1, past=40, kinds=Kinds(positions="far", values="quiet")),
     Corner(label="long cache", batch=1, seq=2, past=190, kinds=Kinds(padding="holes")),
@@ -125,7 +126,7 @@ _PICTURES = (
 )
 """For graphs that take only pictures or sound, which cost more than tokens."""
 
-_ALIKE_VALUES = ("large numbers", "small numbers", "zeros", "one large feature")
+_ALIKE_VALUES = ("large numbers", "small numbers", "numbers between", "zeros", "one large feature")
 """Corners that are left out for a graph without numbers among its inputs."""
 
 _SIDES = ((1.0, 1.0), (1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (1.5, 0.5))
@@ -146,7 +147,7 @@ def cases_of(
     `more` is the number of further cases with drawn sizes. `own` are further corners of the graph. No case has more
     than `longest` tokens in a row, except those of `reach`.
 
-    There are between about 4 cases, for a graph that fixes its sizes, and 27. Lengths stay below 200 keys, unless
+    There are between about 4 cases, for a graph that fixes its sizes, and 28. Lengths stay below 200 keys, unless
     `reach` asks for `seq` keys or `batch` rows, or the graph's own corners are longer.
     """
     seen: set[object] = set()
@@ -257,7 +258,7 @@ def _further(seed: int, count: int) -> Iterator[Corner]:
         kinds = Kinds(
             positions=str(rng.choice(("consecutive", "offset", "scattered", "shuffled", "far"))),
             padding=str(rng.choice(("none", "left", "right", "holes", "mixed"))),
-            values=str(rng.choice(("normal", "normal", "quiet", "loud", "zeros"))),
+            values=str(rng.choice(("normal", "normal", "quiet", "loud", "zeros", "between"))),
             scores=str(rng.choice(("plain", "biased", "infinite"))),
         )
         past = int(rng.integers(0, 60)) * int(rng.integers(0, 2))

@@ -16,19 +16,16 @@ import numpy as np
 from posexport.errors import RequestError, shown
 from posexport.graphs.axes import AXES, BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, TOTAL, is_token_first
 from posexport.graphs.input_facts import COUNTING, dtype_of, is_of_tokens, pads_encoder, rows_begin_apart, takes_padding
+from posexport.graphs.numbers import drawn_numbers
 from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import check_sizes, fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
-from posexport.spec.input_roles import chooses_tokens
 
 Array = np.ndarray[Any, Any]
 
 VOCABULARY = 100
 """The tokens of a vocabulary whose table was not found."""
-
-VALUES: dict[str, float] = {"normal": 1.0, "quiet": 1e-3, "loud": 6.0, "zeros": 1.0, "outlier": 1.0}
-"""Kinds of numbers, with their standard deviation."""
 
 BIASES = 2.0
 """The standard deviation of what is added to scores."""
@@ -40,9 +37,6 @@ SCORES: Mapping[str, tuple[float, float]] = {
 }
 """What a floating-point mask adds to scores: the standard deviation for visible keys, and what hides a key, as a
 multiple of the largest number of the mask's dtype."""
-
-HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
-"""The deviation of "loud" in half precision; the factor of one feature of "outlier", and that in half precision."""
 
 
 @attrs.frozen(kw_only=True)
@@ -214,21 +208,7 @@ def _widened(keys: Array, width: int) -> Array:
 
 
 def _floats(draw: _Draw) -> Array:
-    """Normally distributed numbers, scaled by the kind of values. Free places of a cache that is written into have
-    numbers too, as after earlier use, unless the kind is "zeros"."""
-    kind, half = draw.kinds.values, draw.dtype.itemsize == 2
-    factor = HALF_LOUD if kind == "loud" and half else VALUES[kind]
-    values = draw.rng.standard_normal(draw.shape, np.float32).astype(np.float64) * factor
-    # tokens with equal scores are chosen in an order that TopK doesn't define
-    if kind == "zeros" and values.ndim > 1 and not chooses_tokens(draw.role.name):
-        values[draw.rng.random(values.shape[:-1]) < 0.3] = 0.0
-    if kind == "outlier" and values.ndim > 1 and draw.role.kind not in ("past", "encoder_past", "state"):
-        values[..., int(draw.rng.integers(values.shape[-1]))] *= HALF_OUTLIER if half else OUTLIER
-    if SLOTS in draw.role.axes and kind == "zeros":
-        at = draw.role.axes.index(SLOTS)
-        full = np.arange(draw.shape[at]) < draw.sizes[PAST]
-        values *= full.reshape([-1 if axis == at else 1 for axis in range(values.ndim)])
-    return values
+    return drawn_numbers(draw.kinds.values, draw.role, draw.shape, draw.sizes, draw.rng, draw.dtype.itemsize == 2)
 
 
 def _cached(draw: _Draw) -> Array:

@@ -84,6 +84,9 @@ POSITIONS: Mapping[str, Callable[[np.random.Generator, Array, int], Array]] = {
     ),
     "scattered": lambda rng, places, limit: rng.integers(0, min(limit, 8 * places.shape[1] + 8), places.shape),
     "shuffled": lambda rng, places, limit: rng.permuted(places % limit, axis=1),
+    "still": lambda rng, places, limit: np.repeat(
+        rng.integers(0, min(limit, OFFSET), (len(places), 1)), places.shape[1], 1
+    ),
     "far": lambda rng, places, limit: _far(rng, places, limit),
     "farthest": lambda rng, places, limit: np.sort(_far(rng, places, limit), axis=1),
     "every": lambda rng, places, limit: np.arange(places.size).reshape(places.shape) % limit,

@@ -235,6 +235,7 @@ class Commands(click.Group):
         drop_output()
         if not in_process:
             interrupts.ignore()
+            interrupts.leave(code if isinstance(code, int) else 0)
         sys.exit(code if isinstance(code, int) else 0)
 
 

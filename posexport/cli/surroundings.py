@@ -105,9 +105,20 @@ class Interrupts:
 
     def ignore(self) -> None:
         """Ensure that no signal changes how the process ends: at its very end, Python restores the system's
-        handlers."""
+        handlers.
+
+        Python waits for threads that code of the user has left running, maybe forever. Then signals end the process as
+        usual, and if one has already ended the command, the process doesn't wait.
+        """
+        ending = signal.SIG_DFL if _threads_left() else signal.SIG_IGN
         for number in self._before:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, ending)
+
+    def leave(self, code: int) -> None:
+        """End the process if a signal has ended the command and threads would keep it. All else is removed and
+        written."""
+        if self.received and _threads_left():
+            os._exit(code)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == _ALARM and self._waiting:
@@ -134,6 +145,11 @@ class Interrupts:
         ours = self.received and issubclass(given.exc_type, KeyboardInterrupt)
         if not ours or (not self.held and not self._again()):
             self._hook(given)
+
+
+def _threads_left() -> bool:
+    """Whether there are threads for which Python waits at its end."""
+    return any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate())
 
 
 def _imports(frame: FrameType | None) -> bool:

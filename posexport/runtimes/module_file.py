@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -118,13 +119,14 @@ def _run(path: Path) -> tuple[ModuleType, str]:
 def user_code(path: Path, what: str) -> Iterator[None]:
     """A context in which code of the file at `path` runs.
 
-    The code finds modules beside the file, and what it prints goes to stderr. What it raises becomes a RequestError
-    that names the line, also sys.exit and a TraceError of its export.
+    The code finds modules beside the file, and what it prints goes to stderr. If it changes the working folder, that is
+    undone, since other names refer to the folder of before. What it raises becomes a RequestError that names the line,
+    also sys.exit and a TraceError of its export.
     """
     folder = str(real_path(path).parent)
     sys.path.insert(0, folder)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with _stdout_on_stderr(), _working_folder_kept():
             yield
     except TraceError as error:
         raise RequestError(f"{what} failed{place_of(error, path)}: {error}") from None
@@ -135,6 +137,34 @@ def user_code(path: Path, what: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):  # the code may have taken it out
             sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """A context in which what is printed goes to stderr, also by other programs that are started and by compiled
+    code."""
+    saved = None
+    with contextlib.suppress(OSError, ValueError):  # one of them is closed
+        sys.stdout.flush()
+        saved = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if saved is not None:
+            os.dup2(saved, 1)
+            os.close(saved)
+
+
+@contextlib.contextmanager
+def _working_folder_kept() -> Iterator[None]:
+    """A context after which the working folder is the one of before."""
+    before = Path.cwd()
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def place_of(error: BaseException, path: Path) -> str:

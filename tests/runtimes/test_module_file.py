@@ -66,6 +66,21 @@ def test_a_file_finds_its_neighbours_prints_to_stderr_and_leaves_no_trace(
     assert before == {"my_parts.py", "model.py"}
 
 
+def test_what_other_programs_print_goes_to_stderr_and_the_working_folder_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output on stdout may be JSON, and names that were given are relative to the folder of before."""
+    monkeypatch.chdir(tmp_path)
+    text = "import os\nos.mkdir('else')\nos.chdir('else')\nos.system('echo from outside')\nclass Model(nn.Module): pass"
+    load_module(written(tmp_path, text))
+    printed = capfd.readouterr()
+    assert (printed.out, "from outside" in printed.err) == ("", True)
+    assert Path.cwd() == tmp_path
+    with pytest.raises(RequestError, match="ZeroDivisionError"):
+        load_module(written(tmp_path, "import os\nos.chdir('else')\n1 / 0"))
+    assert Path.cwd() == tmp_path
+
+
 WRONG = {
     "no such name": ("class Other(nn.Module): pass", "has no 'Model': it has Other."),
     "nothing to export": ("x = 3", "has no 'Model': it has no torch module."),

@@ -11,6 +11,7 @@ import torch
 from posexport.errors import RequestError
 from posexport.graphs.attention.candidates import nested
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.learned import knows_more, learned_values
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.recognise import Found, recognise
 from posexport.graphs.axes import BATCH
@@ -108,6 +109,12 @@ def view_of(model: ir.Model, given: Mapping[str, str] | None = None, seed: int =
     if shapes:
         work.expand(shapes, varying)
     found = recognise(work.flow, work.probe, drawn.sizes[BATCH], work.refused)
+    learned = learned_values(work.flow, found)
+    if learned:
+        with_learned = _probed(work.model, roles, drawn, seed, learned)
+        again = recognise(*with_learned, drawn.sizes[BATCH], work.refused)
+        if knows_more(again, found):
+            (work.flow, work.probe), found = with_learned, again
     return View(
         model=work.model,
         roles=roles,
@@ -181,11 +188,13 @@ class _Expanding:
             return broken or self.expanded, "can't be evaluated"
 
 
-def _probed(model: ir.Model, roles: Mapping[str, Role], drawn: DrawnInputs, seed: int) -> tuple[Dataflow, Probe]:
-    """The dataflow of a model, and one run on drawn inputs."""
+def _probed(
+    model: ir.Model, roles: Mapping[str, Role], drawn: DrawnInputs, seed: int, learned: Collection[str] = ()
+) -> tuple[Dataflow, Probe]:
+    """The dataflow of a model, and one run on drawn inputs. `learned` are values that count as features."""
     tokens = {name for name, role in roles.items() if role.kind in TOKENS}
     content = {name for name, role in roles.items() if role.kind in CONTENT}
-    flow = Dataflow(model, tokens, content)
+    flow = Dataflow(model, tokens, content, learned)
     return flow, Probe(Evaluator(model), flow, to_tensors(drawn.arrays), roles, seed)
 
 

@@ -28,16 +28,24 @@ class Dataflow:
 
     `functions` are the functions of the model. `token_inputs` are the names of graph inputs with token ids.
     `content_inputs` are the names of graph inputs with features or caches, and of outputs of operators that are not
-    read (posexport.graphs.unread).
+    read (posexport.graphs.unread). `learned` are the names of values that carry features although no input does
+    (posexport.graphs.attention.learned).
     """
 
-    def __init__(self, model: ir.Model, token_inputs: Collection[str], content_inputs: Collection[str]) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        token_inputs: Collection[str],
+        content_inputs: Collection[str],
+        learned: Collection[str] = (),
+    ) -> None:
         self.graph, self.functions = model.graph, frozenset(model.functions)
         self.order: dict[ir.Node, int] = {node: index for index, node in enumerate(model.graph)}
         self.values: dict[str, ir.Value] = {}
         self.content: set[ir.Value] = set()
         self.constant: set[ir.Value] = set()
         self._unread = {node for node in model.graph if any(value.name in content_inputs for value in node.outputs)}
+        self._learned = frozenset(learned)
         self._whole: set[ir.Value] = set()  # integers that stand for features until they are scaled
         tokens: set[ir.Value] = set()
         for value in (*model.graph.inputs, *model.graph.initializers.values()):
@@ -55,7 +63,7 @@ class Dataflow:
         inputs = values_read(node)
         for value in node.outputs:
             self.values[value.name or ""] = value
-        if node in self._unread:
+        if node in self._unread or any(value.name in self._learned for value in node.outputs):
             self.content.update(node.outputs)
             return
         if all(value in self.constant for value in inputs):

@@ -24,6 +24,9 @@ COMBINING = {"Add", "Sub", "Sum", "Concat", "Split", "Gather", "Expand"}
 MIXING = {"MatMul", "Gemm", "Einsum", "Conv", "BatchNormalization", "LayerNormalization"}
 """Operators that compute the scores or weights of a head from those of all heads, with learned numbers."""
 
+FEATURES_UNKNOWN = "features-unknown"
+"""The code of the reason that values are neither constant nor known to be features."""
+
 _DEPTH = 8
 """The most operators between a softmax and what is looked for after it."""
 
@@ -67,9 +70,9 @@ def reason_without_product(flow: Dataflow, probe: Probe, softmax: Softmax, name:
     weights, shown_name = softmax.node.outputs[0], shown(name)
     if _meets_content(flow, weights):
         return Reason("einsum", f"{shown_name} is combined with the values in an Einsum that is not a matrix product")
-    if _weighs_others(flow, weights):
+    if any(True for _ in weighed_others(flow, weights)):
         text = "weights values that don't depend on an input known to hold ids or features"
-        return Reason("features-unknown", f"{shown_name} {text}")
+        return Reason(FEATURES_UNKNOWN, f"{shown_name} {text}")
     if _is_combined(flow, probe, softmax):
         text = "are combined with others before the product with the values"
         return Reason("weights", f"the weights of {shown_name} {text}")
@@ -93,8 +96,8 @@ def _readers(value: ir.Value) -> list[ir.Node]:
     return list(dict.fromkeys(use.node for use in value.uses()))
 
 
-def _weighs_others(flow: Dataflow, value: ir.Value) -> bool:
-    """Whether a product uses a value to weight another one that is neither constant nor known to be features."""
+def weighed_others(flow: Dataflow, value: ir.Value) -> Iterator[ir.Value]:
+    """The values that products weight by a value, and that are neither constant nor known to be features."""
 
     def onward(one: ir.Value) -> list[ir.Value]:
         return [node.outputs[0] for node in _readers(one) if node.op_type in WEIGHT_OPS]
@@ -102,9 +105,7 @@ def _weighs_others(flow: Dataflow, value: ir.Value) -> bool:
     for one in nearest_first(value, onward, _DEPTH + 1):
         products = (product_of(node, WEIGHTED, weights=one) for node in _readers(one))
         weighed = (product.right for product in products if product is not None)
-        if any(each not in flow.constant and each not in flow.content for each in weighed):
-            return True
-    return False
+        yield from (each for each in weighed if each not in flow.constant and each not in flow.content)
 
 
 def _meets_content(flow: Dataflow, value: ir.Value) -> bool:

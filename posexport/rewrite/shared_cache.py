@@ -104,9 +104,10 @@ def grown_caches(roles: Mapping[str, Role]) -> list[str]:
 
 def joint_of(cache: ir.Value) -> ir.Node | None:
     """The Concat that appends new keys or values [B, K, S, D] to a cache [B, K, P, D], and whose result is an output of
-    the graph; None if there is none."""
+    the graph; None if there is none. Casts may be before and after it: inputs and outputs of files that were converted
+    to float16 may stay float32."""
     for node, at in cache.uses():
-        if is_copy(node):
+        if is_copy(node) or node.op_type == "Cast":
             found = joint_of(node.outputs[0])
         else:
             appends = node.op_type == "Concat" and len(node.inputs) == 2 and at == 0
@@ -128,8 +129,9 @@ def returned_caches(model: ir.Model, caches: Collection[str]) -> dict[str, str]:
 
 
 def _returned(value: ir.Value) -> list[str]:
-    """The outputs of the graph that are a value or a copy of it, by name."""
-    copies = [name for node, _ in value.uses() if is_copy(node) for name in _returned(node.outputs[0])]
+    """The outputs of the graph that are a value or a copy of it, possibly in another dtype, by name."""
+    readers = [node for node, _ in value.uses() if is_copy(node) or node.op_type == "Cast"]
+    copies = [name for node in readers for name in _returned(node.outputs[0])]
     return [value.name or "", *copies] if value.is_graph_output() else copies
 
 
@@ -141,16 +143,30 @@ def append(writing: Writing, lengths: Lengths, cache: ir.Value, heads: int, dim:
     """
     joint, nodes = joint_of(cache), writing.nodes
     assert joint is not None and joint.inputs[1] is not None
+    dtype = _dtype_of(joint.inputs[0])
+    assert cache.dtype is not None and dtype is not None
     if dim == 0:
-        return joint.outputs[0].name or "", nodes.one("Identity", cache)
+        return joint.outputs[0].name or "", nodes.cast(nodes.one("Identity", cache), dtype)
     new = to_tokens(nodes, joint.inputs[1], HEADS_FIRST, heads, dim)
-    new.type = cache.type
+    new.type = ir.TensorType(dtype)
+    new = nodes.cast(new, cache.dtype)
     inputs: list[Shaped] = [
         (cache, ("batch", heads, "past", dim)),
         (new, ("batch", "seq", heads * dim)),
         (nodes.one("Expand", lengths.past, lengths.batch), ("batch",)),
     ]
-    return joint.outputs[0].name or "", writing.call(cached_keys, inputs, {"num_kv_heads": heads})[0]
+    whole = writing.call(cached_keys, inputs, {"num_kv_heads": heads})[0]
+    whole.type = cache.type
+    return joint.outputs[0].name or "", nodes.cast(whole, dtype)
+
+
+def _dtype_of(value: ir.Value | None) -> ir.DataType | None:
+    """The dtype of a graph input after copies and Casts, whose results may have no stated dtype."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "Cast":
+            return ir.DataType(node.attributes["to"].as_int())
+        value = node.inputs[0]
+    return None if value is None else value.dtype
 
 
 def redirect(model: ir.Model, caches: Iterable[tuple[str, str]], nodes: Nodes, lengths: Lengths) -> None:
@@ -176,7 +192,7 @@ def _redirect(value: ir.Value, length: ir.Value, nodes: Nodes, own: Collection[i
     for node, at in [*value.uses()]:
         if node in own:
             continue
-        if is_copy(node):
+        if is_copy(node) or (node.op_type == "Cast" and _returned(node.outputs[0])):
             _redirect(node.outputs[0], length, nodes, own)
         elif node.op_type == "Shape":
             _give_shape(node, value, length, nodes)

@@ -71,6 +71,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"(encoder|cross|memory)_?(attention_|attn_)?mask", "encoder_attention_mask", "fib"),
     (r"pixel(_attention)?_mask", "picture_mask", "fib"),
     (r"bool_masked_pos|^global_att(entio)?n_mask$", "mask", "ib"),
+    (r"(input|point)_?labels$", "mask", "fi"),
     (r"att(entio)?n_?(mask|bias)|input_mask|^mask|_mask$", "attention_mask", "fib"),
     (r"encoder_?input_ids", "encoder_token_ids", "i"),
     (r"input_?ids|token_?ids|^tokens?$|^ids$|input_word_ids|input_tokens?", "token_ids", "i"),

@@ -175,6 +175,14 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
             "data": ("images", ("batch", 3, "height", "width")),
         },
     ),
+    "points of a picture, as SAM takes them": (
+        {
+            "image_embeddings": (["b", 8, 4, 4], "fp32"),
+            "input_labels": (["b", 1, "n"], "int64"),
+            "point_labels": (["b", "n"], "fp32"),
+        },
+        {"input_labels": ("mask", ("batch", "seq", "dim n")), "point_labels": ("mask", ("batch", "dim n"))},
+    ),
     "posexport's shared cache": (
         {
             "hidden_states": (["batch", "seq", 8], "fp32"),

@@ -329,6 +329,29 @@ def test_caches_may_have_another_dtype_than_the_products(form: str) -> None:
     check_shared(model, after)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_casts_may_be_around_the_appending(form: str) -> None:
+    """As in a file that was converted to float16, whose inputs and outputs stay float32."""
+    model = decoder(layers=2)
+    casts = []
+    kinds = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
+    for kind in kinds:
+        present, half = f"present.{kind}", f"half.{kind}"
+        joint = next(node for node in model.graph.node if present in node.output)
+        for node in model.graph.node:
+            node.input[:] = [f"wide.{kind}" if name == present else name for name in node.input]
+        for at, name in enumerate(joint.input):
+            casts.append(helper.make_node("Cast", [name], [f"{half}.{at}"], to=TensorProto.FLOAT16))
+            joint.input[at] = f"{half}.{at}"
+        joint.output[0] = half
+        casts += [helper.make_node("Cast", [half], [name], to=TensorProto.FLOAT) for name in (present, f"wide.{kind}")]
+    model = with_nodes(model, *casts)
+    done, after = rewritten_model(model, form=form, target="ort", kv_cache="shared")
+    assert [site.state for site in done.sites] == [REWRITTEN] * 2
+    check_shared(model, after)
+
+
 def test_the_cache_of_a_window_is_no_buffer() -> None:
     """Its oldest tokens are dropped, so new ones don't always go after the cached ones."""
     model = decoder()

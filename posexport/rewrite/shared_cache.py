@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from posexport.custom_ops import cached_keys
-from posexport.errors import RequestError, shown
+from posexport.errors import RequestError
 from posexport.graphs.attention.layouts import Layout
 from posexport.graphs.axes import BATCH, PAST, SEQ, SLOTS, TOTAL
 from posexport.graphs.draw import DrawnInputs
@@ -24,6 +24,7 @@ from posexport.graphs.function_bodies import free_name
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.nodes import Nodes, to_tokens
 from posexport.graphs.roles import Role
+from posexport.rewrite.cache_lengths import check_one_length
 from posexport.rewrite.site import SharedCache
 from posexport.rewrite.writing import Shaped, Writing
 
@@ -63,7 +64,7 @@ def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Leng
         past = nodes.one("Sub", total, seq)
         past.shape = ir.Shape([1])
         return Lengths(past=past, seq=seq, total=total, batch=batch)
-    _check_one_length(roles)
+    check_one_length(model, roles)
     name = free_name(LENGTH_INPUT, _names(model), 1)
     past = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
     model.graph.inputs.append(past)
@@ -75,21 +76,6 @@ def _names(model: ir.Model) -> set[str]:
     read = [value for node in model.graph.all_nodes() for value in (*node.inputs, *node.outputs)]
     values = (*model.graph.inputs, *model.graph.initializers.values(), *read)
     return {str(value.name) for value in values if value is not None}
-
-
-def _check_one_length(roles: Mapping[str, Role]) -> None:
-    """Raise RequestError if caches have lengths with different names, and no mask says that they are equal."""
-    lengths = {
-        str(role.shape[role.axes.index(PAST)]): name
-        for name, role in roles.items()
-        if role.kind == "past" and PAST in role.axes
-    }
-    if len(lengths) > 1:
-        (first, one), (second, other) = list(lengths.items())[:2]
-        raise RequestError(
-            f"the caches {shown(one)} and {shown(other)} have lengths of their own, {shown(first)} and "
-            f"{shown(second)}, and shared ones have one: drop --kv-cache, or export the model with one name for both."
-        )
 
 
 def shared_cache(nodes: Nodes, lengths: Lengths, past: ir.Value) -> SharedCache:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from attention_graphs import attention, visible
+from attention_graphs import HEADS, SIZE, attention, visible
 from rewrite_helpers import rewritten_model
 from small_graphs import SHAPES, decoder, inputs, no_attention, run, with_operator
 
@@ -189,11 +189,39 @@ def test_a_wrong_replacement_is_kept_out(fault: str, monkeypatch: pytest.MonkeyP
     assert one.evidence.error > LIMIT
 
 
+def with_another_length(model: onnx.ModelProto, *caches: str) -> onnx.ModelProto:
+    """The model with another name for the length of these caches."""
+    for value in model.graph.input:
+        if value.name in caches:
+            value.type.tensor_type.shape.dim[2].dim_param = "other_past"
+    return model
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+def test_caches_that_a_product_binds_have_one_length(form: str) -> None:
+    """As torch exports decoders without a mask: it names the lengths of keys and values apart."""
+    model = with_another_length(attention(cached=True, add=[visible()]), "past_value")
+    done = rewrite_model(ir.from_proto(model), kv_cache="shared", form=form, target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((1, 3, HEADS * SIZE)).astype(np.float32)
+    past = {name: rng.standard_normal((1, HEADS, 5, SIZE)).astype(np.float32) for name in ("past_key", "past_value")}
+    free = np.full((1, HEADS, 4, SIZE), 1000.0, np.float32)
+    buffers = {name: np.concatenate((cache, free), 2) for name, cache in past.items()}
+    before = run(model, {"hidden_states": features, **past})
+    length = {"past_sequence_length": np.array([5])}
+    after = run(ir.to_proto(done.model), {"hidden_states": features, **buffers, **length})
+    np.testing.assert_allclose(after["output"], before["output"], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(after["present_value"][:, :, :8], before["present_value"], rtol=0, atol=2e-5)
+
+
 def test_caches_with_lengths_of_their_own_are_not_shared() -> None:
-    """Nothing says that both lengths are equal."""
-    model = attention(cached=True, add=[visible()])
-    value = next(one for one in model.graph.input if one.name == "past_value")
-    value.type.tensor_type.shape.dim[2].dim_param = "other_past"
+    """Two layers side by side, and nothing says that their caches are equally long."""
+    one = attention(cached=True, add=[visible()])
+    other = onnx.compose.add_prefix(one, "other_")
+    for name in ("node", "initializer", "input", "output"):
+        getattr(one.graph, name).extend(getattr(other.graph, name))
+    model = with_another_length(one, "other_past_key", "other_past_value")
     with pytest.raises(RequestError, match="have lengths of their own"):
         rewrite_model(ir.from_proto(model), kv_cache="shared", form="contrib", target="ort")
 

@@ -6,6 +6,7 @@ They read text, images or sound and return features or logits.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,17 @@ def encoder_of(
         inputs, example, by_name = _first_that_runs(model, folder, dtype)
     except RequestError:
         raise
-    except Exception:
+    except Exception as error:
         own = [name for name in _OF_DECODERS if takes(model, name)]
         if own and getattr(configuration, "is_encoder_decoder", False):
             raise RequestError(
                 f"the decoder of {type(model).__name__} reads {own[0]}, which a file has no input for: of the "
                 "encoder-decoders, those are exported that make tokens."
+            ) from None
+        if missing := _missing(model, error):
+            raise RequestError(
+                f"{type(model).__name__} needs {' and '.join(missing)} too, which a file has no input for: it is not "
+                "exported."
             ) from None
         raise
     if not by_name:
@@ -105,6 +111,15 @@ def encoder_of(
         for name, shape in inputs.items()
     }
     return module, Signature(inputs=inputs, outputs=dict.fromkeys(outputs), example=example, shapes=shapes)
+
+
+def _missing(model: nn.Module, error: Exception) -> list[str]:
+    """The inputs of a model that a complaint about missing ones names and no file has."""
+    parameters = inspect.signature(model.forward).parameters
+    complains = isinstance(error, ValueError | TypeError) and re.search("specif|None|provide|require|pass", str(error))
+    named = re.findall(r"\w+", str(error)) if complains else []
+    known = inspect.signature(Encoder.forward).parameters
+    return [name for name in dict.fromkeys(named) if name in parameters and name not in (*known, "inputs_embeds")]
 
 
 _OF_DECODERS = ("decoder_input_ids", "decoder_input_values")

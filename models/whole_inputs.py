@@ -40,13 +40,17 @@ Dimensions = tuple[int | str, ...]
 
 
 def encoder_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Dimensions]:
-    """Return the inputs of a model that reads one kind of data by name, with sizes and names of dimensions.
+    """Return the inputs of the encoder of an encoder-decoder by name, with sizes and names of dimensions.
 
-    RequestError for a model that reads several.
+    RequestError for an encoder that reads text together with something else.
     """
-    if _parts(model):
-        raise refused_together(model)
-    return _main_inputs(model, folder)
+    if not _parts(model):
+        return _main_inputs(model, folder)
+    whole: Any = model
+    read = _mains(whole.get_encoder())
+    if len(read) == 1 and read[0] != "input_ids":  # only the decoder reads text
+        return _inputs_of(model, read, whole.config, folder)
+    raise refused_together(model)
 
 
 def reads_among_text(model: nn.Module) -> bool:
@@ -98,7 +102,9 @@ def _parts(model: nn.Module) -> list[str]:
     """The kinds of data that a model reads, if it has an input and a configuration for each. Empty if it has fewer
     than two."""
     config: Any = model.config
-    found = [name for name in ("audio", "text", "vision") if getattr(config, f"{name}_config", None) is not None]
+    found = [
+        name for name in ("audio", "image", "text", "vision") if getattr(config, f"{name}_config", None) is not None
+    ]
     return found if len(found) > 1 and len(_mains(model)) > 1 else []
 
 
@@ -178,7 +184,8 @@ def _image(config: Any, folder: Path | None) -> Dimensions:
     height, width = image_size(config, folder) or (GUESSED, GUESSED)
     config = of_pictures(config)
     frames = _first(config, _FRAMES)  # of models of video
-    return (BATCH, *([frames] if frames else []), _first(config, _CHANNELS) or 3, height, width)
+    channels = _first(config, _CHANNELS) or _first(getattr(config, "backbone_config", None), _CHANNELS) or 3
+    return (BATCH, *([frames] if frames else []), channels, height, width)
 
 
 _FRAMES, _CHANNELS = ("num_frames", "frames_per_clip"), ("num_channels", "in_chans")

@@ -29,7 +29,7 @@ ALPHABETS = ("char_logits", "bpe_logits", "wp_logits")
 _INNER = re.compile(
     r"(.*_)?loss|(?!fpn_).*hidden_states?(_.*)?|(.*_)?attentions?|(.*_)?mask|(.*_)?router_logits|.*_perplexity"
     r"|(encoder|enc|decoder|pixel_decoder|transformer_decoder|intermediate|init|initial|auxiliary|aux|denoising)_.*"
-    r"|backbone_.*|extract_features|ids_restore|patch_input|patch_offsets|spatial_shapes|input_ids|past_.*"
+    r"|backbone_.*|extract_features|ids_restore|patch_input|patch_offsets|spatial_shapes|input_ids|past_.*|mems"
 )
 """Names of what the parts of a model hand on, or what only training reads."""
 

@@ -18,8 +18,10 @@ from posexport.export.complex_numbers import without_complex_operators
 from posexport.export.exact_decays import with_exact_decays
 from posexport.export.known_sizes import with_known_sizes, without_idle_squeezes
 from posexport.export.subtraction import with_converted_tensors
+from posexport.export.untranslated_operators import with_translated_operators
 
 _CHANGES = (
+    with_translated_operators,
     with_exact_decays,
     with_translatable_checks,
     without_complex_operators,

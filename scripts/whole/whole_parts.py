@@ -166,6 +166,25 @@ PARTS = [
         {**TEXT, "eos_token_id": 2, "projection_dim": 32},
         model="CLIPTextModelWithProjection",
     ),
+    encoder(
+        "owlvit_detection",
+        "OwlViT",
+        "learned",
+        {
+            "text_config": {**TEXT, "eos_token_id": 2},
+            "vision_config": {**IMAGE, "projection_dim": 64},
+            "projection_dim": 64,
+        },
+        model="OwlViTForObjectDetection",
+    ),
+    encoder(
+        "blip_retrieval",
+        "Blip",
+        "learned",
+        {"text_config": {**TEXT, "encoder_hidden_size": 64}, "vision_config": IMAGE, "image_text_hidden_size": 32},
+        model="BlipForImageTextRetrieval",
+    ),
+    encoder("tapas", "Tapas", "learned", {**TEXT, "type_vocab_sizes": [3, 16, 16, 2, 16, 16, 10]}),
     multimodal(
         "blip_2",
         "Blip2",

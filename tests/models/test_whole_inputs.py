@@ -19,6 +19,7 @@ from posexport.graphs.roles import Role
 from posexport.models.pretrained import Pretrained
 from posexport.models.whole import cached_layers, decoder_of, without_keys_of_others
 from posexport.models.whole_encoder import encoder_of
+from posexport.models.whole_inputs import possible_inputs
 
 TOKENS = torch.arange(3, 15)[None]
 
@@ -255,3 +256,23 @@ def test_a_token_of_a_table_has_several_kinds() -> None:
     ids = torch.arange(3, 9)[None]
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.ones(1, 6, 3).long()}
     assert torch.equal(encoder(**given)["last_hidden_state"], model(**given).last_hidden_state)
+
+
+def test_an_image_has_the_channels_of_the_backbone() -> None:
+    """VitMatte reads a fourth channel, which its backbone's configuration states."""
+    backbone = {"model_type": "vitdet", **PICTURES, "hidden_size": 16, "num_channels": 4, "pretrain_image_size": 8}
+    config = transformers.VitMatteConfig(
+        backbone_config={**backbone, "mlp_ratio": 1, "out_features": ["stage1"]},
+        hidden_size=16,
+        convstream_hidden_sizes=[4, 4, 4],
+        fusion_hidden_sizes=[8, 8, 4, 4],
+    )
+    assert list(possible_inputs(transformers.VitMatteForImageMatting(config))) == [{"pixel_values": ("batch", 4, 8, 8)}]
+
+
+def test_an_input_that_transformers_asks_for_is_named() -> None:
+    """LXMERT's refusal gave a line of transformers and advised to look at config.json."""
+    sizes = {"l_layers": 1, "x_layers": 1, "r_layers": 1, "visual_feat_dim": 4}
+    model = transformers.LxmertModel(transformers.LxmertConfig(**TEXT | sizes)).eval()
+    with pytest.raises(RequestError, match="LxmertModel needs visual_feats too, which a file has no input for"):
+        encoder_of(model, torch.float32)

@@ -143,6 +143,11 @@ def translator_of(
     layers = [one["encoder"]["key"].shape for one in made["present"]]
     if not layers or any(len(shape) != 4 for shape in layers):
         raise RequestError(f"{type(model).__name__} has no keys and values of cross-attention: it is not exported.")
+    if made[HIDDEN].ndim != 3:
+        raise RequestError(
+            f"the encoder of {type(model).__name__} gives states {list(made[HIDDEN].shape)}, and only states [batch, "
+            "tokens, size] are exported: give --layer in place of --model for one layer of it."
+        )
     width, length = made[HIDDEN].shape[-1], made[HIDDEN].shape[1]
     moves = any(isinstance(size, str) and size != BATCH for shape in inputs.values() for size in shape)
     source: int | str = SOURCE if moves else length

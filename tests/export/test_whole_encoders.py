@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from posexport.export.whole_model import ExportedModel, HowToExport, export_whol
 from posexport.models.pretrained import open_pretrained
 from posexport.models.whole import decoder_of
 from posexport.models.whole_encoder import encoder_of
-from posexport.models.whole_translator import translator_of
+from posexport.models.whole_translator import CrossEncoder, translator_of
 
 BOUND = 2e-5
 
@@ -183,6 +184,7 @@ def test_a_decoder_without_its_head_has_no_caches(name: str, tmp_path: Path) -> 
 SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 16}
 SMALL_BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
 SMALL_BOTH |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16}
 HEADS: dict[str, tuple[dict[str, Any], str]] = {
     "LlamaForSequenceClassification": ({**SMALL, "hidden_size": 8}, "no pad_token_id: add it"),
     "GPT2ForSequenceClassification": ({"n_embd": 8, "n_layer": 1, "n_head": 2}, "no pad_token_id: add it"),
@@ -194,10 +196,7 @@ HEADS: dict[str, tuple[dict[str, Any], str]] = {
         {"hidden_size": 8, "n_layer": 1, "n_head": 2, "n_positions": 16},
         "reads states: only models of input_ids",
     ),
-    "T5Model": (
-        {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16},
-        "reads decoder_input_ids, which a file has no input for",
-    ),
+    "T5Model": (T5, "reads decoder_input_ids, which a file has no input for"),
     "MusicgenForConditionalGeneration": (
         {
             "text_encoder": {"model_type": "t5", "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
@@ -272,6 +271,24 @@ def test_a_place_on_a_page_is_no_input_of_an_encoder_beside_a_decoder() -> None:
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16}
     model = transformers.UdopForConditionalGeneration(transformers.UdopConfig(**sizes)).eval()
     with pytest.raises(RequestError, match="UdopForConditionalGeneration reads bbox besides its text"):
+        translator_of(model, torch.float32)
+
+
+def test_states_of_an_encoder_that_are_a_picture_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of PP-FormulaNet's encoder had other dimensions than it said, and its export crashed."""
+    import transformers
+
+    model: Any = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
+    encode = CrossEncoder.forward
+
+    @functools.wraps(encode)
+    def picture(self: Any, *given: Any, **named: Any) -> Any:
+        made = encode(self, *given, **named)
+        return {**made, "last_hidden_state": made["last_hidden_state"][..., None]}
+
+    monkeypatch.setattr(CrossEncoder, "forward", picture)
+    said = r"the encoder of T5ForConditionalGeneration gives states \[2, 3, 8, 1\], and only states \[batch, tokens"
+    with pytest.raises(RequestError, match=said):
         translator_of(model, torch.float32)
 
 

@@ -15,8 +15,12 @@ from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.rewrite.broadcasts import Broadcasts, Extent, LengthsApart, TermExtent
 from posexport.rewrite.writing import Writing, times
 
-LOWEST = -3.0e38
-"""The least bias: finite, so that a row whose keys are all hidden doesn't become NaN."""
+LOWEST = -2.9e38
+"""The least bias: finite, so that a row whose keys are all hidden doesn't become NaN.
+
+It is above the logit that operators give to free places of a buffer (posexport.custom_ops.attention_forms.LOWEST): a
+query that sees no key weighs hidden keys, and nothing that a buffer happens to contain.
+"""
 
 Added = tuple["ir.Value", TermExtent]
 """A term or a sum of terms, with its lengths."""

@@ -19,6 +19,7 @@ from onnx import helper
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.graphs.attention.candidates import CONTROL_FLOW
+from posexport.graphs.attention.unweighted import FEATURES_UNKNOWN
 from posexport.processes import CRASHED, MEMORY, failure
 from posexport.rewrite import files, process, rewriter, site
 from posexport.rewrite.evidence import Evidence
@@ -369,7 +370,7 @@ def test_every_reason_is_on_the_page() -> None:
     ]
     text = "".join(path.read_text() for path in (*sources, *(root / "rewrite").glob("*.py")))
     codes = set(re.findall(r"(?:Declined|Reason)\(\s*\"([a-z-]+)\"", text))
-    codes |= {ALREADY, CONTROL_FLOW, DIFFERS, NOT_CHOSEN, NOT_TESTED}
+    codes |= {ALREADY, CONTROL_FLOW, DIFFERS, FEATURES_UNKNOWN, NOT_CHOSEN, NOT_TESTED}
     page = (root.parent / "docs" / "reference" / "rewrite.md").read_text(encoding="utf-8")
     table = page.split("## Why an attention is kept")[1]
     assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == codes

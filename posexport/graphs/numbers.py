@@ -45,7 +45,8 @@ def drawn_numbers(
         if role.kind in FEATURES and values.ndim > 2:
             values = _with_even_tokens(rng, values)
     if kind == "between" and values.ndim:
-        deviations = np.exp(rng.uniform(*np.log(BETWEEN), len(values)))
+        low, high = np.log(BETWEEN)
+        deviations = np.exp(rng.uniform(low, high, len(values)))
         values *= deviations.reshape(-1, *[1] * (values.ndim - 1))
     if kind == "outlier" and values.ndim > 1 and role.kind not in ("past", "encoder_past", "state"):
         values[..., int(rng.integers(values.shape[-1]))] *= HALF_OUTLIER if half else OUTLIER

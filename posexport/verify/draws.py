@@ -48,9 +48,6 @@ NEARBY, COMPANY = 0.3, 0.65
 The first is how often no row has far positions; the second is how often a row may have no key at all.
 """
 
-MOST_ALONE = 2
-"""The most rows of a mixed batch in which a row that may have no key need not have none."""
-
 FEW_SEEN, LONG_BATCH = 8, 512
 """The keys that padding leaves in a short row at least, and the keys from which on mixed batches have one such row.
 
@@ -193,6 +190,9 @@ precision, no row has them: a bias of far keys overflows there, which matters if
 biases are steep, rows have only kinds of CLOSE.
 """
 
+BELOW = tuple("negative" if kind == "offset" else kind for kind in MIXED)
+"""The same with negative positions, if they have a meaning."""
+
 CLOSE = ("consecutive", "offset", "packed", "shuffled", "alike", "still")
 """Kinds with which the tokens of a row are near each other along an axis."""
 
@@ -243,8 +243,9 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
         one = position_ids(str(rng.choice(("packed", "shuffled"))), rng, places[:1], spec)
         return np.repeat(one, len(places), axis=0)
     axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
-    near = [each for each in MIXED[::2] if not half or each in _close(spec) or steepness(spec) <= STEEP]
-    mixed = near if half or (kind == "mixed" and rng.random() < NEARBY) else MIXED
+    kinds = BELOW if spec.negative_positions and not half else MIXED
+    near = [each for each in kinds[::2] if not half or each in _close(spec) or steepness(spec) <= STEEP]
+    mixed = near if half or (kind == "mixed" and rng.random() < NEARBY) else kinds
     if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
         limit //= 3
     known = spec.position_limits()
@@ -382,10 +383,9 @@ def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: 
     if kind == "mixed":
         known = [*PADDING] if rng.random() < COMPANY else [each for each in PADDING if each != "all"]
         kinds = rng.permutation(known).tolist()
-        if "all" in kinds and len(lengths) > MOST_ALONE:
-            at = int(rng.integers(len(lengths))) % len(kinds)
-            where = kinds.index("all")
-            kinds[at], kinds[where] = kinds[where], kinds[at]
+        if "all" in kinds and len(lengths) > 2:  # one of the rows then has no key
+            kinds.remove("all")
+            kinds.insert(int(rng.integers(min(len(lengths), len(kinds) + 1))), "all")
         if len(lengths) in (2, 3) and lengths.max() >= LONG_BATCH:
             kinds[int(rng.integers(len(lengths)))] = str(rng.choice(("few first", "few last")))
     elif kind == "last row":

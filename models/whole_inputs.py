@@ -118,8 +118,8 @@ def _main(model: nn.Module) -> tuple[str, Any]:
     """Return the main input of a model, and the configuration of what reads it."""
     config: Any = model.config
     main = str(getattr(model, "main_input_name", "input_ids"))
-    if main not in _SHAPES and isinstance(getattr(model, "encoder", None), nn.Module):  # a model of two models
-        encoder: Any = model.encoder
+    encoder: Any = getattr(model, "encoder", None)
+    if main not in _SHAPES and hasattr(encoder, "main_input_name"):  # a model of two models
         main, config = str(encoder.main_input_name), encoder.config
     if not takes(model, main):  # some classes have the default name
         main = next(iter(inspect.signature(model.forward).parameters))
@@ -171,6 +171,7 @@ def _checked(model: nn.Module, inputs: dict[str, Dimensions]) -> dict[str, Dimen
 _OPTIONAL = (
     *("attention_mask", "pixel_mask", "pixel_values", "image", "langs", GLOBAL),
     *("entity_ids", "visual_embeds", "visual_feats", "input_points", "input_boxes", "input_masks"),
+    *("xpath_tags_seq", "xpath_subs_seq"),
 )
 """Inputs of transformers' models besides the main one that are optional."""
 

@@ -13,6 +13,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -66,6 +67,19 @@ def exporting(architecture: str) -> AbstractContextManager[None]:
         )
 
     return _refused(sentence)
+
+
+_DRAWS = ("RandomNormalLike", "RandomUniformLike", "RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
+"""ONNX's operators that draw random numbers."""
+
+
+def check_draws_nothing(model: ir.Model, architecture: str) -> None:
+    """RequestError for a model that draws random numbers outside training, as ViTMAE hides patches at random."""
+    if any(node.op_type in _DRAWS for node in model.graph.all_nodes()):
+        raise RequestError(
+            f"{architecture} draws random numbers, so transformers itself gives other results each time, and no file "
+            "can be compared with it: it is not exported as a whole."
+        )
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.half_overflow import ClampsAlways
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.linear_attention import linear_attention_as_operator
-from posexport.export.model_errors import exporting, running
+from posexport.export.model_errors import check_draws_nothing, exporting, running
 from posexport.export.module_conversions import traced_conversions
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
 from posexport.export.tensor_lengths import traced_lengths
@@ -181,6 +181,7 @@ class _Export:
         if layers is not None:
             _drop_untraced(model, layers)
         exporter.finish(model, how.form)
+        check_draws_nothing(model, self.pretrained.architecture)
         boundaries = None if layers is None else without_markers(model, layers)
         _name_dimensions(model, signature)
         tensors = CheckpointTensors(self.pretrained)

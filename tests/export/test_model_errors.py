@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ transformers: Any = pytest.importorskip("transformers")
 
 from posexport.errors import RequestError  # noqa: E402
 from posexport.export import whole_model  # noqa: E402
+from posexport.export.model_errors import check_draws_nothing  # noqa: E402
 from posexport.export.whole_model import HowToExport, export_whole  # noqa: E402
 from posexport.models.pretrained import Pretrained, open_pretrained  # noqa: E402
 
@@ -54,3 +57,14 @@ def test_a_model_that_runs_and_is_not_traced(small: Pretrained, monkeypatch: pyt
         RequestError, match=r"^torch can't export BertModel as a whole \(RuntimeError: no such size\): "
     ):
         export_whole(small, HowToExport())
+
+
+@pytest.mark.parametrize("kind", ["RandomNormalLike", "Bernoulli", "Identity"])
+def test_a_model_that_draws_random_numbers_is_refused(kind: str) -> None:
+    """ViTMAE was refused with the advice to remove a node."""
+    given = ir.val("x", ir.DataType.FLOAT, [2])
+    node = ir.node(kind, [given])
+    model = ir.Model(ir.Graph([given], node.outputs, nodes=[node], opset_imports={"": 23}), ir_version=10)
+    refused = pytest.raises(RequestError, match="ViTMAEModel draws random numbers, so transformers itself gives other")
+    with nullcontext() if kind == "Identity" else refused:
+        check_draws_nothing(model, "ViTMAEModel")

@@ -196,6 +196,11 @@ HEADS: dict[str, tuple[dict[str, Any], str]] = {
         {"hidden_size": 8, "n_layer": 1, "n_head": 2, "n_positions": 16},
         "reads states: only models of input_ids",
     ),
+    "PerceiverModel": (
+        {"num_latents": 4, "d_latents": 8, "d_model": 8, "num_self_attends_per_block": 1}
+        | {"num_self_attention_heads": 2, "num_cross_attention_heads": 2},
+        "reads inputs: only models of input_ids",
+    ),
     "T5Model": (T5, "reads decoder_input_ids, which a file has no input for"),
     "MusicgenForConditionalGeneration": (
         {

@@ -72,7 +72,11 @@ def possible_inputs(model: nn.Module, folder: Path | None = None) -> Iterator[di
     """
     several, parts = _mains(model), _parts(model)
     if len(several) < 2:
-        yield _main_inputs(model, folder)
+        inputs = _main_inputs(model, folder)
+        yield inputs
+        rows, *sizes = inputs.get("input_features", ("",))
+        if sizes[:1] == ["frames"]:  # some encoders of sound read its features before its frames
+            yield {**inputs, "input_features": (rows, *reversed(sizes))}
         return
     if parts and model.can_generate():  # type: ignore[operator]
         raise refused_together(model)

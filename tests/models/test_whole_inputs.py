@@ -276,3 +276,14 @@ def test_an_input_that_transformers_asks_for_is_named() -> None:
     model = transformers.LxmertModel(transformers.LxmertConfig(**TEXT | sizes)).eval()
     with pytest.raises(RequestError, match="LxmertModel needs visual_feats too, which a file has no input for"):
         encoder_of(model, torch.float32)
+
+
+@torch.no_grad()
+def test_features_of_sound_may_come_before_its_frames() -> None:
+    """The encoder of GLM-ASR was said to be one that transformers can't run."""
+    sizes = {**PART, "num_key_value_heads": 2, "num_mel_bins": 8, "max_position_embeddings": 64}
+    encoder, signature = encoder_of(
+        transformers.GlmAsrEncoder(transformers.GlmAsrEncoderConfig(**sizes)), torch.float32
+    )
+    assert signature.inputs == {"input_features": ("batch", 8, "frames")}
+    assert encoder(input_features=torch.randn(1, 8, 20))["last_hidden_state"].shape[-1] == 16

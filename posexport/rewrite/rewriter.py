@@ -25,6 +25,7 @@ from posexport.graphs.roles import Role
 from posexport.graphs.view import View, view_of
 from posexport.rewrite.angles.result import SiteAngles
 from posexport.rewrite.broadcasts import LengthsApart
+from posexport.rewrite.cache_lengths import check_one_length
 from posexport.rewrite.evidence import Evidence, evidence_of
 from posexport.rewrite.in_form import is_in_form
 from posexport.rewrite.opset import converted
@@ -153,6 +154,8 @@ class _Job:
         `unexpanded` gives the model with its operators for attention not written out.
         """
         view, after = self.view, self.view.model
+        if self.buffers:
+            check_one_length(view.model, view.roles)
         while self.chosen:
             after, refused = self._tried(unexpanded)
             if refused:

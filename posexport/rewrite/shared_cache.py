@@ -24,7 +24,6 @@ from posexport.graphs.function_bodies import free_name
 from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.nodes import Nodes, to_tokens
 from posexport.graphs.roles import Role
-from posexport.rewrite.cache_lengths import check_one_length
 from posexport.rewrite.site import SharedCache
 from posexport.rewrite.writing import Shaped, Writing
 
@@ -64,7 +63,6 @@ def lengths_of(model: ir.Model, roles: Mapping[str, Role], nodes: Nodes) -> Leng
         past = nodes.one("Sub", total, seq)
         past.shape = ir.Shape([1])
         return Lengths(past=past, seq=seq, total=total, batch=batch)
-    check_one_length(model, roles)
     name = free_name(LENGTH_INPUT, _names(model), 1)
     past = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
     model.graph.inputs.append(past)

@@ -21,8 +21,7 @@ from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import check_sizes, fitted, shape_of, taken_sizes
 from posexport.runtimes.base import Arrays
-
-Array = np.ndarray[Any, Any]
+from posexport.spec.arrays import Array
 
 VOCABULARY = 100
 """The tokens of a vocabulary whose table was not found."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from posexport.graphs.axes import PAST, SLOTS
 from posexport.graphs.roles import Role
+from posexport.spec.arrays import Array
 from posexport.spec.input_roles import chooses_tokens
-
-Array = np.ndarray[Any, Any]
 
 VALUES: dict[str, float] = {"normal": 1.0, "quiet": 1e-3, "loud": 6.0, "zeros": 1.0, "outlier": 1.0, "between": 1.0}
 """Kinds of numbers, with their standard deviation."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from posexport.graphs.axes import BATCH, PAST, SEQ
-
-Array = np.ndarray[Any, Any]
+from posexport.spec.arrays import Array
 
 FAR, FARTHEST = 2**15, 2**20
 """The limits of far and of the farthest positions, unless a table ends earlier."""

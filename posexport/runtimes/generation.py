@@ -17,10 +17,9 @@ import numpy as np
 import onnxruntime
 
 from posexport.errors import RequestError, shown
+from posexport.spec.arrays import Array
 from posexport.spec.fields import integer, number
 from posexport.spec.input_roles import is_state
-
-Array = np.ndarray[Any, Any]
 
 BUFFER = "max_sequence_length"
 """The dimension of a cache that is a buffer."""

@@ -7,7 +7,6 @@ Both files are as `export --model` writes them. The encoder gives the keys and v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,8 +14,7 @@ import onnxruntime
 from posexport.errors import RequestError, shown
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.generation import DTYPES
-
-Array = np.ndarray[Any, Any]
+from posexport.spec.arrays import Array
 
 MASK = "encoder_attention_mask"
 """The decoder's input that has the encoder's mask."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from posexport.runtimes.base import Arrays
+from posexport.spec.arrays import Array
 from posexport.spec.contract import Values
-
-Array = np.ndarray[Any, Any]
 
 WIDE = 8192
 """From this number of columns on, an output is wide."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 import numpy as np
 
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
-from posexport.verify.draws import Array
 
 MOST = {"fp32": 300.0, "fp16": 20.0, "bf16": 8.0}
 """The largest logits of tokens along one direction, by dtype. Half precision has too few digits for larger ones."""

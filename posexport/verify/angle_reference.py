@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
-from posexport.verify.draws import Array
 
 
 def falling(width: int, theta: float) -> list[float]:

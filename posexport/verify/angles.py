@@ -27,9 +27,10 @@ from posexport.processes import NOTHING_SHOWN
 from posexport.runtimes import INTERPRETER, ORT, REFERENCE, TORCH, Runtime
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import to_numpy
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
 from posexport.verify import angle_reference
-from posexport.verify.draws import LANDMARKS, Array
+from posexport.verify.positions import LANDMARKS
 
 POSITIONS = LANDMARKS
 """The positions of the table of errors. `verify` tries them too."""

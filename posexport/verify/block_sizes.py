@@ -15,7 +15,7 @@ import numpy as np
 from posexport.spec.spec import Spec
 from posexport.verify.coverage import distances, grid_offsets, spread_cells
 from posexport.verify.draft import Draft, shorter, size_between
-from posexport.verify.draws import At
+from posexport.verify.positions import At
 from posexport.verify.reach import Reach
 
 WINDOWS, GRID_TOKENS = 64, 3_200

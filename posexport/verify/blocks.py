@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from posexport.verify.draws import Array
+from posexport.spec.arrays import Array
 
 BLOCK = 1 << 15
 """Values of a block. Three blocks of float64 are 768 KB, which fits in the caches of most cores."""

@@ -20,14 +20,16 @@ from posexport.errors import RequestError
 from posexport.machine import available, size_text
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.spec.arrays import Array
 from posexport.spec.contract import TRACED_SIZES, Bounds, graph_inputs, resolved, within
 from posexport.spec.spec import Spec
 from posexport.verify.aligned import Directions
 from posexport.verify.draft import Draft, memory
 from posexport.verify.drafts import corners, further
-from posexport.verify.draws import ALL_ROWS, ANEW, ANEW_OF_MANY, Array, attention_mask, is_far_out, position_ids
 from posexport.verify.far_keys import shown_where_keys_are_far
 from posexport.verify.first_positions import first_positions
+from posexport.verify.padding import ALL_ROWS, ANEW, ANEW_OF_MANY, attention_mask
+from posexport.verify.positions import is_far_out, position_ids
 from posexport.verify.reach import Reach, default_reach
 from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from posexport.runtimes.base import Arrays
+from posexport.spec.arrays import Array
 from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
 from posexport.verify.blocks import root_mean_square
-from posexport.verify.draws import Array
 from posexport.verify.parity import TOLERANCES
 from posexport.verify.reach import Shown
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from posexport.spec.contract import Bounds, within
 from posexport.spec.spec import Spec
-from posexport.verify.draws import At
 from posexport.verify.eligibility import work
+from posexport.verify.positions import At
 from posexport.verify.reach import Reach
 
 WORK = 3e10
@@ -40,8 +40,8 @@ class Draft:
     """A case before bounds restrict it.
 
     It has `past` tokens in a cache, `spare` places after the last one in a shared cache, `encoder` tokens of an
-    encoder, and kinds of draws.py and values.py. Fields that don't concern a spec have no effect. `traced` says that
-    the sizes are those of the trace, which other drafts avoid.
+    encoder, and kinds of positions.py, padding.py and values.py. Fields that don't concern a spec have no effect.
+    `traced` says that the sizes are those of the trace, which other drafts avoid.
     """
 
     name: str

@@ -19,7 +19,6 @@ import numpy as np
 
 from posexport.spec.contract import TRACED_SIZES
 from posexport.spec.spec import Spec
-from posexport.verify import draws
 from posexport.verify.block_sizes import block_sizes
 from posexport.verify.draft import (
     CROWD,
@@ -37,12 +36,13 @@ from posexport.verify.draft import (
     shorter,
     size_between,
 )
-from posexport.verify.draws import At
 from posexport.verify.eligibility import work
 from posexport.verify.few_tokens import along_weights, far_rows, far_starts, magnitudes, no_keys, squares
 from posexport.verify.in_turn import long_values, with_negative
 from posexport.verify.over_keys import CACHED, LONG, USUAL_CACHED, over_keys
+from posexport.verify.padding import ALL_ROWS
 from posexport.verify.plain import large_chunks, plain, wide_batches, wide_buffers, wide_cross
+from posexport.verify.positions import TEXT, TEXTS, At
 from posexport.verify.reach import Reach
 
 SERVED = 2e9
@@ -72,7 +72,7 @@ as many.
 POWER_WORK = 5e9
 """The most multiply-adds of a long row whose number of tokens is a power of two."""
 
-TEXTS = ((130, 250), (260, 500), (520, 700))
+TEXT_LENGTHS = ((130, 250), (260, 500), (520, 700))
 """Further lengths, for texts on several axes."""
 
 FREE = 500
@@ -120,8 +120,8 @@ def further(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draf
     Half of them have any number of rows and tokens.
     """
     drawn = {
-        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed", draws.ALL_ROWS),
-        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed", draws.ALL_ROWS),
+        "positions": ("consecutive", "offset", "packed", "scattered", "near", "middle", "mixed", ALL_ROWS),
+        "padding": ("none", "left", "right", "both", "middle", "holes", "mixed", ALL_ROWS),
         "values": ("normal", "normal", "quiet", "zeros", "outlier", "peaks"),
     }
     for number in itertools.count(2):
@@ -186,9 +186,9 @@ def _texts(spec: Spec, rng: np.random.Generator) -> Iterator[Draft]:
     """Texts on several axes that have no last position."""
     size = partial(size_between, rng)
     if spec.position_axes > 1 and spec.position_limits() is None:
-        kinds = itertools.cycle(rng.permutation(draws.TEXTS).tolist())
-        for low, high in (*SHORT, *TEXTS):
-            positions = draws.TEXT + next(kinds)
+        kinds = itertools.cycle(rng.permutation(TEXTS).tolist())
+        for low, high in (*SHORT, *TEXT_LENGTHS):
+            positions = TEXT + next(kinds)
             yield Draft("text", 1, shorter(spec, 1, size(low, high)), 0, size(0, 20), 2, positions, "holes")
 
 
@@ -279,7 +279,7 @@ def _short(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[Draft
     # several rows differ, or have one kind for all, or count from their first token that is not padding
     counted = ("consecutive" if spec.padding_mask else "mixed", "left")
     mixed = ("mixed", "mixed")
-    for_all = ("mixed", draws.ALL_ROWS), (draws.ALL_ROWS, "mixed")
+    for_all = ("mixed", ALL_ROWS), (ALL_ROWS, "mixed")
     patterns = itertools.cycle((mixed, mixed, mixed, for_all[0], mixed, counted, for_all[1]))
     values = itertools.cycle(("zeros", "normal", "same", "normal", "shifted"))
     rows = rows_of_batches(rng, reach) | {"several": each_size(rng, ROWS["several"][0], ROWS["many"][1])}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
-from posexport.verify.draws import Array, steepness
+from posexport.verify.positions import steepness
 
 FAINT = 32.0
 """The largest bias of the nearest key that a hidden token sees.

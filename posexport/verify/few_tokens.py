@@ -15,7 +15,7 @@ import numpy as np
 from posexport.spec.contract import graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.draft import CROWD, Draft, band_between, each_size, few_cached, shorter, size_between
-from posexport.verify.draws import At, position_end
+from posexport.verify.positions import At, position_end
 from posexport.verify.reach import Reach
 from posexport.verify.values import SIZES, is_rounded_apart
 

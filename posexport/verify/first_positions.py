@@ -1,15 +1,16 @@
 """The first positions of rows, for artifacts whose positions are consecutive by promise.
 
-A set of inputs has the kinds of posexport.verify.draws. Such an artifact takes only the first position of each row. It
-is moved so that the positions of all new tokens lie within the limit.
+A set of inputs has the kinds of posexport.verify.positions. Such an artifact takes only the first position of each row.
+It is moved so that the positions of all new tokens lie within the limit.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
-from posexport.verify.draws import Array, At, position_end, position_ids
+from posexport.verify.positions import At, position_end, position_ids
 
 NOTE = "only consecutive positions were tried, as its spec promises"
 """What verdicts say of such an artifact."""

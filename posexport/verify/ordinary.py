@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from posexport.spec.arrays import Array
 from posexport.verify.blocks import absolute_errors, in_blocks, root_mean_square
-from posexport.verify.draws import Array
 from posexport.verify.result import Tolerance
 
 APART = 32.0

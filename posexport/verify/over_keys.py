@@ -26,8 +26,8 @@ from posexport.verify.draft import (
     shrunk,
     size_between,
 )
-from posexport.verify.draws import ALL_ROWS
 from posexport.verify.eligibility import work
+from posexport.verify.padding import ALL_ROWS
 from posexport.verify.reach import Reach
 
 ENCODED, MANY_ENCODED = 5e9, 1.2e10

@@ -23,8 +23,8 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
+from posexport.spec.arrays import Array
 from posexport.verify.blocks import absolute_errors, in_blocks, root_mean_square
-from posexport.verify.draws import Array
 from posexport.verify.ordinary import AMONG, first_index, judged_apart
 from posexport.verify.result import (
     FAILED,

@@ -25,8 +25,8 @@ from posexport.verify.draft import (
     shrunk,
     size_between,
 )
-from posexport.verify.draws import ALL_ROWS
 from posexport.verify.eligibility import work
+from posexport.verify.padding import ALL_ROWS
 from posexport.verify.reach import MOST, Reach
 
 ROWS = {"one row": (1, 1), "few rows": (2, 5), "many rows": (6, 16), "crowd": (17, 40)}

@@ -24,11 +24,12 @@ from posexport.models.axes import AXES
 from posexport.models.scaling import SCALINGS, parameters
 from posexport.models.weights import seeded_weights
 from posexport.runtimes import Runtime
+from posexport.spec.arrays import Array
 from posexport.spec.encoding import AttentionContext, Encoding
 from posexport.spec.positions import grid_positions
 from posexport.spec.spec import ANGLES, Spec
 from posexport.verify import angles
-from posexport.verify.draws import FAR, Array
+from posexport.verify.positions import FAR
 
 MOST = 16_384
 """The most tokens of one panel."""

@@ -14,9 +14,10 @@ import numpy as np
 
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.spec.arrays import Array
 from posexport.spec.contract import Bounds, graph_inputs, within
 from posexport.spec.spec import Spec
-from posexport.verify.draws import FAR, Array
+from posexport.verify.positions import FAR
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 2e-2, "bf16": 1e-1}
 """The part of the largest output by which two runs of one graph may differ: they sum in another order, and rotate by

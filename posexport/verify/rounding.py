@@ -21,10 +21,10 @@ from posexport.processes import EXHAUSTED, KILLED, LIMITED, MEMORY, STOPPED, TIM
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, result
 from posexport.runtimes.tensors import NUMPY_DTYPES
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case
 from posexport.verify.coverage import are_alike
-from posexport.verify.draws import Array
 from posexport.verify.ordinary import ordinary
 from posexport.verify.parity import is_unclear, over_limit, tolerance_at
 from posexport.verify.result import FAILED, OVER_LIMIT, REFERENCE_FAILED, Comparison, Tolerance

@@ -10,10 +10,10 @@ import numpy as np
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError, check_known, located
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES
+from posexport.spec.arrays import Array
 from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, sizes_of
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case
-from posexport.verify.draws import Array
 
 
 def fit_inputs(

@@ -9,9 +9,10 @@ from functools import partial
 import attrs
 import numpy as np
 
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
 from posexport.verify.aligned import Directions
-from posexport.verify.draws import FAR, NEAR, Array
+from posexport.verify.positions import FAR, NEAR
 
 LOUD = {"fp32": 6.0, "fp16": 2.0, "bf16": 1.5}
 """The factor of the kind "loud" on hidden_states and cached keys; logits grow by its square, so softmax is sharp.

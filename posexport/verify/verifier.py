@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 from posexport.artifact.paths import find_artifacts
-from posexport.errors import MismatchError, PosexportError
+from posexport.errors import MismatchError, PosexportError, Reason
 from posexport.progress import Progress, silent
 from posexport.runtimes import RUNTIMES, TORCH_WORKER, Runtime
 from posexport.runtimes.module_reference import module_parts
@@ -87,23 +89,10 @@ def verify(
         # while the workers load their engines, which then need the cores
         with one_thread():
             from posexport.runtimes.npz import read_arrays
-        from posexport.verify import eligibility
-        from posexport.verify.jobs import JobMaker, submit, weight_bytes
+        from posexport.verify.jobs import JobMaker
         from posexport.verify.mismatched import MismatchedJob
 
         files = find_artifacts(paths)
-        queue: deque[ArtifactJob | GraphJob | MismatchedJob] = deque()
-        verdicts: list[Verdict] = []
-        unreadable: list[Unreadable] = []
-
-        def judge_first() -> None:
-            job = queue.popleft()
-            try:
-                verdicts.extend(job.verdicts(step))
-            except PosexportError as error:
-                unreadable.append(Unreadable(str(job.path), str(error)))
-            advance(job.path.name, len(files))
-
         maker = JobMaker(
             pool=pool,
             runtimes=runtimes,
@@ -119,26 +108,62 @@ def verify(
             roles=roles or {},
             trusted=trusted,
         )
+        under_way = _UnderWay(missing=missing, step=step, advance=lambda name: advance(name, len(files)))
         for file in files:
             settings = (overrides or {}).get(file, VerifyOverrides())
             step(f"drawing inputs for {file.name}")
             try:
-                job = maker.make(file, settings)
-                needed = max((weight_bytes(job, row) for row in job.runtimes.values()), default=0)
-                while queue and (
-                    eligibility.memory_shortfall(needed, sum(waiting.memory for waiting in queue))
-                    or job.held + sum(waiting.held for waiting in queue) > HELD
-                ):
-                    judge_first()
-                submit(job, missing)
-                queue.append(job)
+                under_way.add(maker.make(file, settings))
             except MismatchError as error:
-                queue.append(MismatchedJob(path=file, runtimes=settings.among(runtimes), error=error))
+                under_way.queue.append(MismatchedJob(path=file, runtimes=settings.among(runtimes), error=error))
             except PosexportError as error:
-                unreadable.append(Unreadable(str(file), str(error)))
-                advance(file.name, len(files))
-            if len(queue) > MAX_QUEUED:
-                judge_first()
-        while queue:
-            judge_first()
-    return Report(verdicts=tuple(verdicts), unreadable=tuple(unreadable), seed=seed, strict=strict)
+                under_way.leave(file, error)
+            if len(under_way.queue) > MAX_QUEUED:
+                under_way.judge_first()
+        while under_way.queue:
+            under_way.judge_first()
+    return Report(verdicts=tuple(under_way.verdicts), unreadable=tuple(under_way.unreadable), seed=seed, strict=strict)
+
+
+@attrs.define(kw_only=True)
+class _UnderWay:
+    """The files whose runs are under way, the verdicts on those before them, and the files that can't be read.
+
+    `missing` says by runtime why it is not installed.
+    """
+
+    missing: Mapping[str, Reason | None]
+    step: Progress
+    advance: Callable[[str], object]
+    queue: deque[ArtifactJob | GraphJob | MismatchedJob] = attrs.field(factory=deque)
+    verdicts: list[Verdict] = attrs.field(factory=list)
+    unreadable: list[Unreadable] = attrs.field(factory=list)
+
+    def add(self, job: ArtifactJob | GraphJob) -> None:
+        """Submit the runs of a file, as soon as there is room for its weights and arrays."""
+        from posexport.verify import eligibility
+        from posexport.verify.jobs import submit, weight_bytes
+
+        needed = max((weight_bytes(job, row) for row in job.runtimes.values()), default=0)
+        while self.queue and (
+            eligibility.memory_shortfall(needed, sum(waiting.memory for waiting in self.queue))
+            or job.held + sum(waiting.held for waiting in self.queue) > HELD
+        ):
+            self.judge_first()
+        submit(job, self.missing)
+        self.queue.append(job)
+
+    def judge_first(self) -> None:
+        """Wait for the runs of the first file, and judge them."""
+        job = self.queue.popleft()
+        try:
+            self.verdicts += job.verdicts(self.step)
+        except PosexportError as error:
+            self.leave(job.path, error)
+        else:
+            self.advance(job.path.name)
+
+    def leave(self, file: Path, error: PosexportError) -> None:
+        """Note that a file can't be read."""
+        self.unreadable.append(Unreadable(str(file), str(error)))
+        self.advance(file.name)

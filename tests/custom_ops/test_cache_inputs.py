@@ -31,7 +31,7 @@ from posexport.spec.contract import (
 )
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
-from posexport.verify.draws import FAR
+from posexport.verify.positions import FAR
 from posexport.verify.reach import Reach
 from posexport.verify.submission import run_options
 from posexport.verify.user_inputs import fit_inputs

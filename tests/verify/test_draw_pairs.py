@@ -14,7 +14,7 @@ from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.draft import Draft
 from posexport.verify.drafts import corners
-from posexport.verify.draws import FAR
+from posexport.verify.positions import FAR
 from posexport.verify.reach import default_reach
 
 SEEDS = range(3)

@@ -13,8 +13,9 @@ from posexport.verify.cases import Case
 from posexport.verify.coverage import not_shown, reached, too_costly
 from posexport.verify.draft import Draft
 from posexport.verify.drafts import corners
-from posexport.verify.draws import NEAR, attention_mask, position_ids
 from posexport.verify.over_keys import POWERS
+from posexport.verify.padding import attention_mask
+from posexport.verify.positions import NEAR, position_ids
 from posexport.verify.reach import default_reach
 
 SEEDS = range(4)

@@ -10,11 +10,13 @@ from helpers import MORE_CASES, case, small_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posexport.spec.arrays import Array
 from posexport.spec.contract import bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
 from posexport.verify.coverage import distances, grid_offsets, not_shown, reached
-from posexport.verify.draws import FAR, FAR_EXACT, PADDING, POSITIONS, Array, attention_mask, position_ids
+from posexport.verify.padding import PADDING, attention_mask
+from posexport.verify.positions import FAR, FAR_EXACT, POSITIONS, position_ids
 from posexport.verify.reach import default_reach
 from posexport.verify.values import CACHED_PEAK, QUIET, VALUES, Tokens, is_normed_first
 

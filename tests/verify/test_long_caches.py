@@ -22,8 +22,8 @@ from posexport.verify.cases import Case
 from posexport.verify.coverage import too_costly
 from posexport.verify.draft import Draft
 from posexport.verify.drafts import corners
-from posexport.verify.draws import TEXT, TEXTS, At, position_ids
 from posexport.verify.over_keys import PATTERN, POWERS
+from posexport.verify.positions import TEXT, TEXTS, At, position_ids
 from posexport.verify.reach import default_reach
 from posexport.verify.result import FAILED, Verdict
 

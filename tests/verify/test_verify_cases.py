@@ -21,7 +21,7 @@ from posexport.runtimes.npz import read_arrays
 from posexport.spec.contract import Bounds, bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
-from posexport.verify.draws import FAR
+from posexport.verify.positions import FAR
 from posexport.verify.reach import SEQ, default_reach
 from posexport.verify.submission import run_options
 from posexport.verify.user_inputs import fit_inputs

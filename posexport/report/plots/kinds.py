@@ -15,10 +15,10 @@ from torch import Tensor
 from posexport.errors import RequestError, check_known
 from posexport.models.axes import AXES
 from posexport.report.plots.panels import Absent, Chart, Image, Line, Mark, Panel
+from posexport.spec.arrays import Array
 from posexport.spec.spec import ANGLES
 from posexport.verify import probe
 from posexport.verify.angles import EXACT
-from posexport.verify.draws import Array
 from posexport.verify.probe import Probe, ProbeTarget
 
 MOST_ROWS = 50

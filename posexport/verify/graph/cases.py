@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
@@ -17,11 +16,10 @@ from posexport.graphs.roles import Role
 from posexport.machine import give_freed_memory_back
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import BF16, NUMPY_DTYPES, load_arrays, save_arrays
+from posexport.spec.arrays import Array
 from posexport.spec.contract import Values
 from posexport.verify.cases import USUAL_POSITIONS
 from posexport.verify.reach import Shown
-
-Array = np.ndarray[Any, Any]
 
 
 @attrs.frozen(kw_only=True)

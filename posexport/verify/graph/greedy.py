@@ -10,7 +10,6 @@ If it is not, but transformers makes the same token from padded rows, the model 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -41,8 +40,6 @@ from posexport.verify.result import (
     Tolerance,
     Verdict,
 )
-
-Array = np.ndarray[Any, Any]
 
 TOKENS = 64
 """New tokens of each row."""

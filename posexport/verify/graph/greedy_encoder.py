@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import attrs
 import numpy as np
@@ -20,13 +19,12 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.generation import Generated, GenerationOptions
 from posexport.runtimes.generation_encoder import MASK
 from posexport.runtimes.generation_process import generate_in_child
+from posexport.spec.arrays import Array
 from posexport.verify.graph.greedy import LENGTHS, TOKENS, GreedyCheck
 from posexport.verify.graph.reference import Evaluation
 from posexport.verify.graph.subject import GraphSubject
 from posexport.verify.graph.truth import module_reference
 from posexport.verify.result import FAILED, GENERATION, NO_ENCODER, NOT_RUN, PASSED, State, Verdict
-
-Array = np.ndarray[Any, Any]
 
 
 def reads_encoder(subject: GraphSubject) -> bool:

@@ -22,6 +22,7 @@ from posexport.runtimes.pool import Answer, Pool, result
 from posexport.verify import eligibility
 from posexport.verify.graph import eligible, layers, locate
 from posexport.verify.graph.cases import GraphCase, drawn_cases, lay_on_disk, reached
+from posexport.verify.graph.clauses import not_compared, some, unexplained, zeros
 from posexport.verify.graph.greedy import GreedyCheck
 from posexport.verify.graph.parity import compare
 from posexport.verify.graph.subject import GraphSubject
@@ -44,9 +45,6 @@ from posexport.verify.result import (
 )
 from posexport.verify.rounding import is_near
 from posexport.verify.runs import OUT_OF_MEMORY, Run
-
-LISTED = 3
-"""The cases that a note names; it counts the others."""
 
 
 @attrs.frozen
@@ -215,8 +213,8 @@ class GraphJob:
         fields = {
             "notes": notes,
             "not_shown": (
-                *(*_some(outcome.reasons(out_of_memory=True)), *unclear, *_some(left)),
-                *(*_zeros(comparisons), *_not_compared(comparisons)),
+                *(*some(outcome.reasons(out_of_memory=True)), *unclear, *some(left)),
+                *(*zeros(comparisons), *not_compared(comparisons)),
             ),
             "describe": describe,
             "cases": len(outputs),
@@ -225,7 +223,7 @@ class GraphJob:
         verdict = self._judged(row, comparisons, tolerances, fields)
         if verdict.state == PASSED:
             tried = [self.cases[index] for index in outcome.outputs]
-            left_open, known = [*self._taken_alone(truth), *_unexplained(truth)], list[str]()
+            left_open, known = [*self._taken_alone(truth), *unexplained(truth)], list[str]()
             if not self.given:
                 unread, known = self._unread(tried)
                 left_open += [*unread, *self.trained.windows_not_shown(tried)]
@@ -357,9 +355,9 @@ class GraphJob:
         if len(indices) < len(self.cases):
             yield f"slow, so only {len(indices)} of {len(self.cases)} sets of inputs"
         untried = [f"{self.cases[index].name} ({truth.untried[index]})" for index in indices if index in truth.untried]
-        yield from (f"not tried: {clause}" for clause in _some(untried))
+        yield from (f"not tried: {clause}" for clause in some(untried))
         if outcome.failure is None:
-            yield from (f"not run: {clause}" for clause in _some(outcome.reasons(out_of_memory=False)))
+            yield from (f"not run: {clause}" for clause in some(outcome.reasons(out_of_memory=False)))
         decided = [self.cases[index].name for index in truth.decided if index in outcome.outputs]
         if decided:
             yield (
@@ -371,30 +369,3 @@ class GraphJob:
             yield "outputs at padding were not compared"
         if truth.difference is not None:
             yield str(truth.difference)
-
-
-def _some(clauses: Sequence[str]) -> list[str]:
-    """The first clauses, and how many more there are."""
-    more = [f"{len(clauses) - LISTED} more of the kind"] if len(clauses) > LISTED else []
-    return [*clauses[:LISTED], *more]
-
-
-def _unexplained(truth: Truth) -> Iterator[str]:
-    """A clause if two files differ in float64 by more than rounding, though by less than a runtime may."""
-    if truth.difference is not None and truth.difference.of_rounding > 1:
-        times = f"{truth.difference.of_rounding:.2g} times as much as the rounding of constants explains"
-        yield f"the files differ in float64 {times}, so they may be different functions"
-
-
-def _zeros(comparisons: Sequence[Comparison]) -> list[str]:
-    """The outputs that are zero for all inputs: they show nothing."""
-    shown = {each.output for each in comparisons if each.reference_rms or each.max_error or each.reference_rms is None}
-    names = dict.fromkeys(each.output for each in comparisons)
-    return [f"output {name!r} is zero for all inputs" for name in names if name not in shown]
-
-
-def _not_compared(comparisons: Sequence[Comparison]) -> list[str]:
-    """The outputs without any comparable value on any inputs, for example because all values are NaN."""
-    compared = {each.output for each in comparisons if each.max_error is not None or each.state == FAILED}
-    names = dict.fromkeys(each.output for each in comparisons)
-    return [f"no value of output {name!r} is finite in float64" for name in names if name not in compared]

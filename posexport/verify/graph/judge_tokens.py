@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from posexport.errors import Reason
+from posexport.spec.arrays import Array
 from posexport.verify.blocks import root_mean_square
 from posexport.verify.result import FAILED, GENERATION, OTHER_TOKENS, PASSED, Tolerance, Verdict
-
-Array = np.ndarray[Any, Any]
 
 LISTED = 3
 """The places that a note names; it counts the others."""

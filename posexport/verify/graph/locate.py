@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -25,6 +25,7 @@ from posexport.graphs.load import model_at
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import result
+from posexport.spec.arrays import Array
 from posexport.verify.graph.cases import GraphCase
 from posexport.verify.graph.outputs import selected, token_axes
 from posexport.verify.graph.parity import Expected, compare, tolerance_of
@@ -35,7 +36,6 @@ from posexport.verify.result import FAILED, ONLY_AS_A_WHOLE
 if TYPE_CHECKING:
     from posexport.verify.graph.job import GraphJob
 
-Array = np.ndarray[Any, Any]
 
 LARGEST = 1_000_000_000
 """The most bytes of weights of a graph that is written again to look inside it."""

@@ -7,15 +7,13 @@ axis of tokens is recognised by its size, which is the number of tokens in every
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from posexport.graphs.axes import BATCH, ENCODER, KEPT, SEQ, SLOTS, TOTAL
+from posexport.spec.arrays import Array
 from posexport.spec.input_roles import is_state
 from posexport.verify.graph.cases import GraphCase
-
-Array = np.ndarray[Any, Any]
 
 TokenAxes = tuple[int, int, str]
 """The axis of rows, the axis of tokens, and the meaning of the latter."""

@@ -22,6 +22,7 @@ import numpy as np
 from posexport.errors import Reason
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import dtype_name
+from posexport.spec.arrays import Array
 from posexport.verify.blocks import root_mean_square
 from posexport.verify.ordinary import first_index
 from posexport.verify.parity import SMALLEST, TOLERANCES, largest_error, measured, over_limit
@@ -35,8 +36,6 @@ from posexport.verify.result import (
     Comparison,
     Tolerance,
 )
-
-Array = np.ndarray[Any, Any]
 
 HUGE = 1e30
 """Numbers from here on count as infinity: masks have such numbers. They don't count in the scale."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import attrs
 import numpy as np
@@ -21,6 +20,7 @@ from posexport.runtimes.module_reference import checkpoint_of
 from posexport.runtimes.pool import Pool
 from posexport.runtimes.tensors import NUMPY_DTYPES, forget_pages
 from posexport.runtimes.wide_outputs import columns_of
+from posexport.spec.arrays import Array
 from posexport.spec.contract import split_layer
 from posexport.spec.input_roles import is_state
 from posexport.verify.graph.cases import GraphCase
@@ -30,8 +30,6 @@ from posexport.verify.graph.reference import Evaluation, Reference
 from posexport.verify.graph.subject import GraphSubject
 from posexport.verify.parity import UNCLEAR
 from posexport.verify.result import Tolerance
-
-Array = np.ndarray[Any, Any]
 
 
 def converted(arrays: Arrays, subject: GraphSubject) -> Arrays:

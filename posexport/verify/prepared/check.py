@@ -20,6 +20,7 @@ from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
 from posexport.runtimes.tensors import load_arrays
 from posexport.runtimes.wide_outputs import columns_of
+from posexport.spec.arrays import Array
 from posexport.verify.graph.judge_tokens import judge_tokens
 from posexport.verify.graph.parity import Expected, compare
 from posexport.verify.parity import inconclusive_reason, judge, set_aside
@@ -36,8 +37,6 @@ from posexport.verify.result import (
     Verdict,
 )
 from posexport.verify.rounding import is_near
-
-Array = np.ndarray[Any, Any]
 
 DAMAGED = "damaged"
 """The code of a file that is not the one that was prepared."""

@@ -1,21 +1,20 @@
-"""Parts of the inputs that verify runs on, drawn at random: positions and padding.
+"""The positions of the inputs that verify runs on, drawn at random by kind.
 
-Each part is a table of named kinds; posexport.verify.values has the table of magnitudes. posexport.verify.cases decides
-which kinds one set of inputs combines.
+posexport.verify.padding has the kinds of padding, posexport.verify.values those of magnitudes. posexport.verify.cases
+decides which kinds one set of inputs combines.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
 
+from posexport.spec.arrays import Array
 from posexport.spec.spec import Spec
-
-Array = np.ndarray[Any, Any]
+from posexport.verify.padding import ALL_ROWS
 
 FAR, FAR_EXACT = 2**20, 2**24
 """The ends of positions if no table ends earlier: as far as models are made to reach today, and as far as `--angles
@@ -39,26 +38,8 @@ def position_end(spec: Spec) -> int:
     return min(far, FAR_ROUNDED) if rough else far
 
 
-ANEW, ANEW_OF_MANY = 0.3, 0.5
-"""How often one row begins with an empty cache while the others go on, in batches of two or three rows, and of more."""
-
-NEARBY, COMPANY = 0.3, 0.65
-"""Two probabilities for batches of the kind "mixed".
-
-The first is how often no row has far positions; the second is how often a row may have no key at all.
-"""
-
-FEW_SEEN, LONG_BATCH = 8, 512
-"""The keys that padding leaves in a short row at least, and the keys from which on mixed batches have one such row.
-
-These are batches of two or three rows; larger ones have most kinds of padding.
-"""
-
-ALL_ROWS = "all rows"
-"""A kind of positions, and of padding, that is drawn once for all rows of a batch, like the beams of one prompt.
-
-These positions don't count up.
-"""
+NEARBY = 0.3
+"""How often no row of a batch of the kind "mixed" has far positions."""
 
 Positions = Callable[[np.random.Generator, Array, int], Array]
 """Maps (generator, places [batch, seq] of the tokens in their rows, limit) to [batch, seq] int64 below the limit."""
@@ -242,49 +223,79 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     if kind == ALL_ROWS:
         one = position_ids(str(rng.choice(("packed", "shuffled"))), rng, places[:1], spec)
         return np.repeat(one, len(places), axis=0)
-    axes, limit, half = spec.position_axes, position_end(spec), spec.dtype != "fp32"
-    kinds = BELOW if spec.negative_positions and not half else MIXED
-    near = [each for each in kinds[::2] if not half or each in _close(spec) or steepness(spec) <= STEEP]
-    mixed = near if half or (kind == "mixed" and rng.random() < NEARBY) else kinds
-    if spec.ordered and half and places.max() > limit // 3:  # too few digits for the keys that are large so far out
-        limit //= 3
-    known = spec.position_limits()
-    limits = known or (limit,) * axes
-    if kind == "mixed" and spec.ordered:  # keys grow with their position: a few far ones would hide all others
-        kind = "consecutive"
+    mixed = _mixed_kinds(kind, rng, spec)
     if isinstance(kind, At):
-        rows, tokens = kind.positions.shape[:2]
-        batch, seq = places.shape
-        made = kind.positions[np.arange(batch)[:, None] % rows, np.arange(seq) % tokens]
-        made = np.minimum(made, np.array(known or (spec.position_limit() or FAR_EXACT,)) - 1)
-        made = made[..., 0] if axes == 1 else made
-    elif axes == 1:
-        made = _along(kind, rng, places, limit, mixed)
-    elif kind.startswith(TEXT):
-        text = _along(kind.removeprefix(TEXT), rng, places, limit, mixed)
-        made = np.repeat(text[..., None], axes, -1)
-    elif kind in ("consecutive", "packed", "still"):
-        width = min(limits[0], max(3, round((1.7 * places.shape[1]) ** 0.5)))
-        index = POSITIONS["consecutive" if kind == "still" else kind](rng, places, min(math.prod(limits), 2**62))
-        columns = [index % width, index // width, *(index // 2 + axis for axis in range(axes - 2))]
-        made = np.stack([column % end for column, end in zip(columns, limits, strict=True)], -1)
-        if kind == "still":  # along one axis, as time in a picture
-            for row, tokens in enumerate(made):
-                tokens[:, row % axes] = rng.integers(min(NEAR, limits[row % axes]))
-        elif known is None:
-            made = _with_text(rng, made, index)
+        made = _given(kind, places, spec)
     else:
-        # single tokens differ along the axes by the axis' end, several tokens by the order of landmarks
-        sized = known is not None or places.shape[1] > 1
-        ends = [end if sized else max(end // (1 + axis), 1) for axis, end in enumerate(limits)]
-        columns = [_along(kind, rng, places, end, mixed) for end in ends]
-        text = columns[0]
-        if kind in ("far", "mixed"):
-            columns = [np.roll(column, axis, axis=1) for axis, column in enumerate(columns)]
-        made = np.stack(columns, -1)
-        if known is None:
-            made = _with_text(rng, made, text)
+        if kind == "mixed" and spec.ordered:  # keys grow with their position: a few far ones would hide all others
+            kind = "consecutive"
+        known, end = spec.position_limits(), _end(places, spec)
+        limits = known or (end,) * spec.position_axes
+        if spec.position_axes == 1:
+            made = _along(kind, rng, places, end, mixed)
+        elif kind.startswith(TEXT):
+            text = _along(kind.removeprefix(TEXT), rng, places, end, mixed)
+            made = np.repeat(text[..., None], spec.position_axes, -1)
+        elif kind in ("consecutive", "packed", "still"):
+            made = _on_grid(kind, rng, places, limits, known is None)
+        else:
+            made = _on_axes(kind, rng, places, limits, known is None, mixed)
     return (np.sort(made, 1) if spec.ordered else made).astype(np.int64)
+
+
+def _mixed_kinds(kind: str | At, rng: np.random.Generator, spec: Spec) -> Sequence[str]:
+    """The kinds that the rows of a batch take in turn if `kind` is "mixed"."""
+    half = spec.dtype != "fp32"
+    kinds = BELOW if spec.negative_positions and not half else MIXED
+    if half or (kind == "mixed" and rng.random() < NEARBY):
+        return [each for each in kinds[::2] if not half or each in _close(spec) or steepness(spec) <= STEEP]
+    return kinds
+
+
+def _end(places: Array, spec: Spec) -> int:
+    """The number of positions along an axis without a limit of its own."""
+    end = position_end(spec)
+    if spec.ordered and spec.dtype != "fp32" and places.max() > end // 3:
+        return end // 3  # half precision has too few digits for the keys that are large so far out
+    return end
+
+
+def _given(kind: At, places: Array, spec: Spec) -> Array:
+    rows, tokens = kind.positions.shape[:2]
+    batch, seq = places.shape
+    made = kind.positions[np.arange(batch)[:, None] % rows, np.arange(seq) % tokens]
+    ends = spec.position_limits() or (spec.position_limit() or FAR_EXACT,)
+    made = np.asarray(np.minimum(made, np.array(ends) - 1))
+    return made[..., 0] if spec.position_axes == 1 else made
+
+
+def _on_grid(kind: str, rng: np.random.Generator, places: Array, limits: Sequence[int], with_text: bool) -> Array:
+    """Tokens on a grid in their order, [batch, seq, axes]; with "still", one axis of each row has a single position."""
+    width = min(limits[0], max(3, round((1.7 * places.shape[1]) ** 0.5)))
+    index = POSITIONS["consecutive" if kind == "still" else kind](rng, places, min(math.prod(limits), 2**62))
+    columns = [index % width, index // width, *(index // 2 + axis for axis in range(len(limits) - 2))]
+    made = np.stack([column % end for column, end in zip(columns, limits, strict=True)], -1)
+    if kind == "still":  # along one axis, as time in a picture
+        for row, tokens in enumerate(made):
+            axis = row % len(limits)
+            tokens[:, axis] = rng.integers(min(NEAR, limits[axis]))
+        return made
+    return _with_text(rng, made, index) if with_text else made
+
+
+def _on_axes(
+    kind: str, rng: np.random.Generator, places: Array, limits: Sequence[int], with_text: bool, mixed: Sequence[str]
+) -> Array:
+    """Positions [batch, seq, axes] of which each axis is drawn independently."""
+    # single tokens differ along the axes by the axis' end, several tokens by the order of landmarks
+    sized = not with_text or places.shape[1] > 1
+    ends = [end if sized else max(end // (1 + axis), 1) for axis, end in enumerate(limits)]
+    columns = [_along(kind, rng, places, end, mixed) for end in ends]
+    text = columns[0]
+    if kind in ("far", "mixed"):
+        columns = [np.roll(column, axis, axis=1) for axis, column in enumerate(columns)]
+    made = np.stack(columns, -1)
+    return _with_text(rng, made, text) if with_text else made
 
 
 def _with_text(rng: np.random.Generator, made: Array, text: Array) -> Array:
@@ -307,94 +318,3 @@ def _along(kind: str, rng: np.random.Generator, places: Array, limit: int, mixed
         POSITIONS[mixed[(first + row) % len(mixed)]](rng, places[row : row + 1], limit) for row in range(len(places))
     )
     return np.concatenate(list(rows))
-
-
-def _run(rng: np.random.Generator, length: int) -> int:
-    """How many keys are padding: more than half of a row in one of two draws, but never the whole row."""
-    return int(rng.integers(1, max(length, 2)))
-
-
-def _left(rng: np.random.Generator, length: int, cached: int) -> Array:
-    return np.arange(length) >= min(_run(rng, length), length - 1)
-
-
-def _right(rng: np.random.Generator, length: int, cached: int) -> Array:
-    """At the end of the cached keys, as if prompts were padded on the right; without a cache, at the end of the row."""
-    end, index = cached or length, np.arange(length)
-    return (index < end - min(_run(rng, end), end - 1)) | (index >= end)
-
-
-def _middle_run(rng: np.random.Generator, length: int, cached: int) -> Array:
-    first, index = _run(rng, max(length // 2, 1)), np.arange(length)
-    return (index < first) | (index >= min(first + _run(rng, max(length // 2, 1)), length - 1))
-
-
-def _long_left(rng: np.random.Generator, length: int, cached: int) -> Array:
-    """Padding on the left: half of the row or more, but not all of it."""
-    return np.arange(length) >= min(int(rng.integers(length // 2, max(length * 9 // 10, length // 2 + 1))), length - 1)
-
-
-def _few_first(rng: np.random.Generator, length: int, cached: int) -> Array:
-    """Only a few keys at the beginning of a row are seen: up to eight, in long rows up to a sixteenth of them."""
-    return np.arange(length) < int(max(min(FEW_SEEN, length), length // 16, 1) ** rng.random())
-
-
-PADDING: Mapping[str, Callable[[np.random.Generator, int, int], Array]] = {
-    "none": lambda rng, length, cached: np.ones(length, bool),
-    "left": _left,
-    "right": _right,
-    "long left": _long_left,
-    "long right": lambda rng, length, cached: _long_left(rng, length, cached)[::-1],
-    "tail": lambda rng, length, cached: _left(rng, length, cached)[::-1],
-    "both": lambda rng, length, cached: _left(rng, length, cached) | ~_left(rng, length, cached)[::-1],
-    "middle": _middle_run,
-    "holes": lambda rng, length, cached: rng.random(length) < rng.uniform(0.2, 0.9),
-    "few holes": lambda rng, length, cached: rng.random(length) < 0.97,
-    "few first": _few_first,
-    "few last": lambda rng, length, cached: _few_first(rng, length, cached)[::-1],
-    "one": lambda rng, length, cached: np.arange(length) == rng.integers(length),
-    "anew": lambda rng, length, cached: np.arange(length) >= cached,
-    "all": lambda rng, length, cached: np.zeros(length, bool),
-}
-"""Maps (generator, keys of a row, cached ones among them) to bool [keys], False for padding.
-
-"anew" hides all cached keys, as in a row that begins while others go on; "all" leaves no key to see.
-"""
-
-
-def attention_mask(kind: str, rng: np.random.Generator, lengths: Array, cached: Array, width: int) -> Array:
-    """int64 [batch, width] for rows of `lengths` keys, of which `cached` are cached.
-
-    With "mixed", each row has another kind. With "last row", the last row has no key and the others have all. With "all
-    rows", all rows have the mask of the longest row.
-
-    No query sees slots of a shared cache after the last key. Their mask is all 0, all 1 or random.
-    """
-    mask = rng.integers(0, 2, (len(lengths), width))
-    ways = rng.integers(0, 3, len(lengths))  # none, all, or random
-    mask = np.where((ways < 2)[:, None], ways[:, None], mask)
-    if kind == ALL_ROWS:
-        longest = int(lengths.argmax())
-        hiding = [each for each in PADDING if each not in ("none", "all")]
-        one = mask[longest]
-        one[: lengths[longest]] = PADDING[str(rng.choice(hiding))](rng, int(lengths[longest]), int(cached[longest]))
-        return np.repeat(one[None], len(lengths), axis=0)
-    kinds = [kind]
-    if kind == "mixed":
-        known = [*PADDING] if rng.random() < COMPANY else [each for each in PADDING if each != "all"]
-        kinds = rng.permutation(known).tolist()
-        if "all" in kinds and len(lengths) > 2:  # one of the rows then has no key
-            kinds.remove("all")
-            kinds.insert(int(rng.integers(min(len(lengths), len(kinds) + 1))), "all")
-        if len(lengths) in (2, 3) and lengths.max() >= LONG_BATCH:
-            kinds[int(rng.integers(len(lengths)))] = str(rng.choice(("few first", "few last")))
-    elif kind == "last row":
-        kinds = ["none"] * (len(lengths) - 1) + ["all"]
-    for row, (length, before) in enumerate(zip(lengths, cached, strict=True)):
-        mask[row, :length] = PADDING[kinds[row % len(kinds)]](rng, int(length), int(before))
-    if kind == "last row":
-        mask[-1] = 0
-    elif kind == "mixed" and len(lengths) in (2, 3) and cached.all() and rng.random() < ANEW:
-        row = int(rng.integers(len(lengths)))
-        mask[row, : lengths[row]] = PADDING["anew"](rng, int(lengths[row]), int(cached[row]))
-    return mask

@@ -26,7 +26,7 @@ import click
 import onnx
 import positions
 import timing
-from positions import BURSTS, CONFIDENCE, FORMS, PREFILL, SIZES, rounds_of
+from positions import CONFIDENCE, FORMS, PREFILL, SIZES, rounds_of
 from results import made_on, record, rounded, table, with_interval, write_results
 from timing import Contender, check_equal, decodes
 
@@ -82,12 +82,11 @@ def compare(encoding: str, scenario: str, checkout: Path, folder: Path) -> dict[
                 for form, path in paths.items()
             }
     check_equal(contenders, f"{encoding}, {scenario}")
-    burst = BURSTS.get(scenario, 1)
-    best = positions.fastest(contenders, files, burst)
+    best = positions.fastest(contenders, files, scenario)
     cell = {"encoding": encoding, "scenario": scenario, **{side: best[side].partition(": ")[2] for side in files}}
     if _graph(files["before"][cell["before"]]) in map(_graph, files["now"].values()):
         return {**cell, "ratio": None}
-    series = positions.seconds_of({side: contenders[best[side]] for side in files}, rounds_of, burst)
+    series = positions.seconds_of({side: contenders[best[side]] for side in files}, rounds_of, scenario)
     return {**cell, "ratio": attrs.asdict(statistics.ratio(series["now"], series["before"], CONFIDENCE))}
 
 

@@ -62,8 +62,8 @@ LONGER: Mapping[str, Mapping[str, int]] = {
 }
 """Parameters that an encoding needs to take `TOKENS` tokens."""
 
-CHOOSING, CHOOSING_ROUNDS = 2, 3
-SESSIONS, CONFIDENCE, BURSTS = 4, 0.99, {DECODE: 7}
+CHOOSING, CHOOSING_ROUNDS = 2, {PREFILL: 3, DECODE: 12}
+SESSIONS, CONFIDENCE, BURSTS = 4, 0.99, {PREFILL: 1, DECODE: 7}
 SESSION_SECONDS, ROUNDS = 1.5, (5, 20)
 
 Rounds = Callable[[float], int]
@@ -144,25 +144,24 @@ def rounds_of(seconds: float) -> int:
     return max(ROUNDS[0], min(ROUNDS[1], int(SESSION_SECONDS / seconds)))
 
 
-def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], burst: int) -> dict[str, str]:
+def fastest(contenders: Mapping[str, Contender], kinds: Iterable[str], scenario: str) -> dict[str, str]:
     """The name of the fastest contender of each kind, found in separate sessions. Names have the form `kind: form`."""
-    sessions = timing.time_sessions(contenders, CHOOSING, lambda _: CHOOSING_ROUNDS, burst, 99)
+    sessions = timing.time_sessions(contenders, CHOOSING, lambda _: CHOOSING_ROUNDS[scenario], BURSTS[scenario], 99)
     reference = next(iter(contenders))
     times = {name: [seconds] for name, seconds in timing.merged(sessions).items()}
     names = {kind: [name for name in contenders if name.startswith(f"{kind}: ")] for kind in kinds}
     return {kind: timing.ranking(times, each, reference)[0] for kind, each in names.items()}
 
 
-def seconds_of(contenders: Mapping[str, Contender], rounds: Rounds, burst: int) -> dict[str, list[float]]:
+def seconds_of(contenders: Mapping[str, Contender], rounds: Rounds, scenario: str) -> dict[str, list[float]]:
     """The times of contenders measured beside each other, over all sessions."""
-    return timing.merged(timing.time_sessions(contenders, SESSIONS, rounds, burst))
+    return timing.merged(timing.time_sessions(contenders, SESSIONS, rounds, BURSTS[scenario]))
 
 
 def _measure(
     encoding: str, scenario: str, plain: Mapping[str, Contender], folder: Path, quick: bool
 ) -> list[dict[str, Any]]:
     """One cell for each mode of an encoding."""
-    burst = BURSTS.get(scenario, 1)
 
     def rounds(seconds: float) -> int:
         return 3 if quick else rounds_of(seconds)
@@ -177,8 +176,8 @@ def _measure(
         }
     labelled = {f"{kind}: {form}": one for kind, files in kinds.items() for form, one in files.items()}
     check_equal({name: one for name, one in labelled.items() if not name.startswith(NONE)}, f"{encoding}, {scenario}")
-    best = fastest(labelled, kinds, burst)
-    series = seconds_of({kind: labelled[name] for kind, name in best.items()}, rounds, burst)
+    best = fastest(labelled, kinds, scenario)
+    series = seconds_of({kind: labelled[name] for kind, name in best.items()}, rounds, scenario)
     cells = []
     for mode in modes:
         ratios = {

@@ -98,6 +98,7 @@ def test_weights_without_the_scales_they_were_quantized_with(dtype: torch.dtype,
     assert said.rstrip().endswith("give the checkpoint that it was quantized from.")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_weights_that_are_not_finite(value: float, folder: Path) -> None:
     restored(folder, lambda tensor: tensor.index_fill(0, torch.tensor([3]), value))

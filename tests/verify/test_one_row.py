@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[dict[str, object], Callable[[Nodes], str]]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_fails(name: str, tmp_path: Path) -> None:
     fields, where = FAULTS[name]

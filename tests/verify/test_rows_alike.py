@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[str | None, Mutate]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_that_only_such_rows_show_are_caught(name: str, tmp_path: Path) -> None:
     cache, mutate = FAULTS[name]

@@ -12,6 +12,8 @@ from posexport.errors import RequestError, check_known, located, shown
 from posexport.graphs.axes import BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, TOTAL, is_token_first
 from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.draw import DrawnInputs
+from posexport.graphs.input_facts import takes_padding
+from posexport.graphs.places import places_of
 from posexport.graphs.roles import Role
 from posexport.machine import give_freed_memory_back
 from posexport.runtimes.base import Arrays
@@ -75,21 +77,13 @@ def drawn_cases(
         has_tokens = any({SEQ, PAST, TOTAL} & set(role.axes) for role in roles.values())
         left_out = set() if has_tokens else {SEQ, PAST, TOTAL, SLOTS}
         left_out |= set() if any(ENCODER in role.axes for role in roles.values()) else {ENCODER}
-        farthest = max(
-            (
-                int(np.abs(drawn.arrays[name]).max(initial=0)) + (drawn.sizes[SEQ] - 1) * role.is_first_position
-                for name, role in roles.items()
-                if role.kind == "position_ids"
-            ),
-            default=None,
-        )
         cases.append(
             GraphCase(
                 name=drawn.label,
                 arrays=drawn.arrays,
                 sizes={axis: size for axis, size in drawn.sizes.items() if axis not in left_out},
                 visible=_visible(drawn) if has_tokens else {},
-                farthest=farthest,
+                farthest=_farthest(roles, drawn.arrays, drawn.sizes[SEQ]),
             )
         )
     return cases
@@ -135,18 +129,67 @@ def given_case(path: Path, arrays: Mapping[str, Array], inputs: Values, roles: M
                 if known != size:
                     raise RequestError(f"{shown(name)} has {size} of {shown(dim)}, and {shown(other)} has {known}.")
             ready[name] = _converted(name, array, dtype)
-    sizes, visible = _sizes_of(ready, roles), {}
-    masks = [
-        ready[name].T if is_token_first(role.axes) else ready[name]
+    sizes = _sizes_of(ready, roles)
+    visible = _visible_of(ready, roles, sizes)
+    farthest = _farthest(roles, ready, sizes.get(SEQ, 1))
+    return GraphCase(name=path.name, arrays=ready, sizes=sizes, visible=visible, farthest=farthest)
+
+
+def _farthest(roles: Mapping[str, Role], arrays: Arrays, tokens: int) -> int | None:
+    """The position farthest from 0 in rows of so many tokens; None if no input has positions."""
+    found = [
+        max(int(arrays[name].max()), -int(arrays[name].min())) + (tokens - 1) * role.is_first_position
         for name, role in roles.items()
-        if role.kind == "attention_mask" and ready[name].ndim == 2
+        if role.kind == "position_ids" and arrays[name].size
     ]
-    if masks and TOTAL not in sizes:
-        sizes[TOTAL] = masks[0].shape[1]
-    if masks and masks[0].dtype.kind in "bif" and BATCH in sizes and SEQ in sizes:
-        keys = masks[0] != 0
-        visible = {TOTAL: keys, SLOTS: keys, SEQ: keys[:, -sizes[SEQ] :]}
-    return GraphCase(name=path.name, arrays=ready, sizes=sizes, visible=visible)
+    return max(found, default=None)
+
+
+def _visible_of(arrays: Arrays, roles: Mapping[str, Role], sizes: dict[str, int]) -> dict[str, Array]:
+    """Which tokens are not padding, by meaning, as the first mask of rows and keys says; its keys count as a size.
+
+    If nobody knows which keys are those of the new tokens, as in a buffer, none of these counts as padding.
+    """
+    for name, role in roles.items():
+        array = arrays[name].T if is_token_first(role.axes) else arrays[name]
+        if role.kind not in _MASKS or array.ndim != 2 or not takes_padding(role) or array.dtype.kind not in "bif":
+            continue
+        sizes.setdefault(TOTAL, array.shape[1])
+        if BATCH not in sizes or SEQ not in sizes:
+            return {}
+        keys = (array != 0) == _MASKS[role.kind]
+        free = max(sizes.get(SLOTS, 0) - keys.shape[1], 0)
+        visible = {TOTAL: keys, SLOTS: np.pad(keys, ((0, 0), (0, free)))}
+        places = _places_of_new(arrays, roles, sizes, keys.shape)
+        return visible if places is None else {**visible, SEQ: np.take_along_axis(keys, places, 1)}
+    return {}
+
+
+_MASKS = {"attention_mask": True, "padding_mask": False}
+"""Whether a mask of this role is true where a key is seen."""
+
+
+def _places_of_new(
+    arrays: Arrays, roles: Mapping[str, Role], sizes: Mapping[str, int], shape: tuple[int, ...]
+) -> Array | None:
+    """The places of the new tokens in a mask of this shape [rows, keys]; None if they aren't known.
+
+    They are the last ones, except in a buffer, where another input says where they begin.
+    """
+    rows, width = shape
+    begins = np.full(rows, width - sizes[SEQ])
+    if SLOTS in sizes:
+        stated = next((name for name, role in roles.items() if role.kind in _BEGINS and arrays[name].size), None)
+        if stated is None:
+            return None
+        first = arrays[stated].reshape(-1)
+        begins = first if BATCH in roles[stated].axes and len(first) == rows else np.full(rows, first[0])
+    places = places_of(begins, sizes)
+    return places if places.min() >= 0 and places.max() < width else None
+
+
+_BEGINS = ("write_indices", "past_length", "cache_position")
+"""Roles of inputs that say where the new tokens of a buffer begin."""
 
 
 def _sizes_of(arrays: Arrays, roles: Mapping[str, Role]) -> dict[str, int]:

@@ -59,6 +59,13 @@ def _check_positions(ready: Mapping[str, Array], spec: Spec, of_tokens: str, seq
         if spec.consecutive and first > np.iinfo(np.int64).max - seq:
             raise RequestError(f"'position_ids' begin at {first}, and {seq} tokens go beyond int64: give smaller ones.")
         limits = spec.position_limits() or ()
+        placed = ready["position_ids"] if spec.consecutive else ready["position_ids"][:, spec.prefix_tokens :]
+        if not (limits or spec.negative_positions) and placed.size and placed.min() < 0:
+            names = ", ".join(dict.fromkeys(kind.encoding.name for kind in spec.distinct_layers()))
+            raise RequestError(
+                f"'position_ids' reach down to {placed.min()}, {names} is only defined for positions from 0 on: give "
+                "none below."
+            )
         for axis, rows in enumerate(limits):
             numbers = ready["position_ids"] if len(limits) == 1 else ready["position_ids"][..., axis]
             numbers = numbers + np.arange(seq) if spec.consecutive else numbers

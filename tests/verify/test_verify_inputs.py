@@ -140,6 +140,11 @@ BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
     "objects": (ROPE, {"hidden_states": hidden().astype(object), "position_ids": positions()}, "object"),
     "beyond": (TABLE, {"hidden_states": hidden(), "position_ids": positions() + 6}, "reaches from 6 to 8"),
     "negative": (TABLE, {"hidden_states": hidden(), "position_ids": positions() - 1}, "reaches from -1"),
+    "undefined": (
+        case("temperature"),
+        {"hidden_states": hidden(), "position_ids": positions() - 1},
+        "temperature is only defined for positions from 0 on",
+    ),
     "token": (TOKENS, {"input_ids": positions() + 7}, "the vocabulary"),
     "overflow": (case("none", dtype="bf16"), {"hidden_states": np.full((1, 2, 32), 3.4e38, np.float32)}, "NaN or Inf"),
 }  # fmt: skip

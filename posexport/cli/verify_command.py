@@ -24,7 +24,16 @@ from posexport.errors import RequestError
 from posexport.files import check_writable
 from posexport.runtimes import RUNTIMES, runtime
 from posexport.spec.fields import stated
-from posexport.verify.result import GENERATION, NOT_RUN, PARITY, PROJECT, Report, VerifyOptions, unreadable_report
+from posexport.verify.result import (
+    GENERATION,
+    NOT_RUN,
+    PARITY,
+    PASSED,
+    PROJECT,
+    Report,
+    VerifyOptions,
+    unreadable_report,
+)
 from posexport.workflows.project.file import find_project
 
 if TYPE_CHECKING:
@@ -233,6 +242,11 @@ def _missing_sentence(report: Report, required: Sequence[str]) -> str:
     missing = [name for name in required if all(verdict.runtime != name for verdict in report.verdicts)]
     if missing:
         return f"required runtime {missing[0]} was not run: no artifact here is for it."
+    if any(verdict.check == PARITY and verdict.state == PASSED for verdict in report.verdicts):
+        return (
+            "nothing was verified: no runtime ran the graph of a file, see their reasons, and torch only computes the "
+            "block of a file's spec."
+        )
     reasons = list(dict.fromkeys(f"{verdict.runtime} was not run: {verdict.reason}" for verdict in report.verdicts))
     return f"nothing was verified: {reasons[0] if len(reasons) == 1 else 'no runtime was run, see their reasons'}."
 

@@ -41,7 +41,8 @@ class Runtime:
 
     `instead` is a package that serves as well as `package`, `note` is repeated in every verdict of the runtime,
     `unsupported_dtypes` gives the reason, by dtype, why it can't run artifacts of that dtype, and its process gets the
-    variables of `environment` unless the user's environment has them.
+    variables of `environment` unless the user's environment has them. An `exact` one computes in float64 and rounds
+    only outputs.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Runtime:
     note: str | None = None
     unsupported_dtypes: Mapping[str, str] = attrs.field(factory=dict)
     environment: Mapping[str, str] = attrs.field(factory=dict)
+    exact: bool = False
 
     def missing(self) -> Reason | None:
         """Why it can't run here; None if it can."""
@@ -69,9 +71,13 @@ class Runtime:
         return runner
 
 
+_NO_GRAPH = "the block of the file's spec, not its graph"
+
 _ROWS = (
-    Runtime("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", options={"device": "cpu"}),
-    Runtime("torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, {"device": "cuda"}),
+    Runtime("torch", "PyTorch eager on the CPU", TORCH, "torch", "torch", False, {"device": "cpu"}, note=_NO_GRAPH),
+    Runtime(
+        "torch-cuda", "PyTorch eager on the GPU", TORCH, "torch", "torch", True, {"device": "cuda"}, note=_NO_GRAPH
+    ),
     Runtime(
         name="onnx-reference",
         summary="onnx's ReferenceEvaluator (numpy)",
@@ -104,11 +110,15 @@ _ROWS = (
         instead="tensorrt",
         install="posexport[rtx]",
         note="import only: kernels were not run",
+        exact=True,
     ),
 )
 
 RUNTIMES: dict[str, Runtime] = {row.name: row for row in _ROWS}
 """Every runtime by name, in the order of reports."""
+
+WITHOUT_GRAPHS = frozenset(name for name, row in RUNTIMES.items() if row.module == TORCH)
+"""The runtimes that build the block of a file's spec, with its weights, and don't run its graph."""
 
 
 def runtime(name: str) -> Runtime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
@@ -45,18 +44,7 @@ from posexport.verify.result import (
     Verdict,
     VerifyOverrides,
 )
-from posexport.verify.rounding import (
-    DRAWS,
-    LOST,
-    Draws,
-    Rerun,
-    drawn,
-    is_near,
-    last_bits_changed,
-    medians,
-    tolerances_of,
-    without_copies,
-)
+from posexport.verify.rounding import DRAWS, LOST, Draws, Rerun, drawn, is_near, medians, tolerances_of, without_copies
 from posexport.verify.runs import Ran, Run
 from posexport.verify.torch_outputs import TorchOutputs, within_usual
 
@@ -73,9 +61,6 @@ TORCH_EAGER = "torch eager"
 
 MOVES = 2
 """The number of copies of a case that are used to see how far the reference moves."""
-
-COPIES_BYTES = 2**30
-"""About how many bytes copies of a case, and the outputs on them, may take at once."""
 
 
 @attrs.define(kw_only=True)
@@ -176,18 +161,18 @@ class ArtifactJob:
             return self._without_reference(row, TORCH_EAGER, comparisons)
         unclear, hidden = tuple[str, ...](), None
         if not self.given:
-            comparisons, unclear = set_aside(comparisons, self._tolerances)
-            hidden = self._hidden(comparisons)
+            comparisons, unclear = set_aside(comparisons, {case.name: self._on(row, case.name) for case in self.cases})
+            hidden = self._hidden(row, comparisons)
         undecided = hidden or self._undecided(row, comparisons)
         if undecided is not None:
             return Verdict.of(path, row.name, NOT_RUN, undecided, notes=notes, describe=answer.describe)
         cases = [self.cases[index] for index in indices]
-        left_out = [*self._not_computed(indices, reference, by_torch, answer)]
+        left_out = [*self._not_computed(row, indices, reference, by_torch, answer)]
         left_out += lost_in_layers(spec, [reference.outputs[index] for index in indices])
         fields = {"notes": notes, "describe": answer.describe, "not_shown": (*ran.left_out, *unclear, *left_out)}
         verdict = judge(path, row.name, comparisons, len(indices), self.given, reach=reached(cases), **fields)
         worst = verdict.worst
-        tolerance = TOLERANCES[spec.dtype] if worst is None else self._tolerances[worst.case]
+        tolerance = TOLERANCES[spec.dtype] if worst is None else self._on(row, worst.case)
         tried = verdict.state != NOT_RUN
         beyond = (*not_shown(spec, cases, self.artifact.bounds), *self.too_costly) if tried else ()
         verdict = attrs.evolve(verdict, tolerance=tolerance, not_shown=(*verdict.not_shown, *beyond))
@@ -213,11 +198,11 @@ class ArtifactJob:
         outputs = dict(zip(indices, answer.outputs, strict=True))
 
         def compared(index: int, own: Arrays) -> list[Comparison]:
-            return self._compared(index, reference.outputs[index], own, outputs[index])
+            return self._compared(row, index, reference.outputs[index], own, outputs[index])
 
         def within(index: int, shares: Mapping[str, float]) -> list[Comparison] | None:
             case = self.cases[index]
-            exact, tolerance = reference.outputs[index], self._tolerances[case.name]
+            exact, tolerance = reference.outputs[index], self._on(row, case.name)
             return within_usual(case, exact, outputs[index], self._dtypes, tolerance, shares)
 
         firsts = by_torch.compared(indices, compared, within)
@@ -231,10 +216,16 @@ class ArtifactJob:
         return comparisons
 
     def _compared(
-        self, index: int, reference: Arrays, by_torch: Arrays, outputs: Arrays, again: Arrays | None = None
+        self,
+        row: Runtime,
+        index: int,
+        reference: Arrays,
+        by_torch: Arrays,
+        outputs: Arrays,
+        again: Arrays | None = None,
     ) -> list[Comparison]:
         case, dtypes = self.cases[index], self._dtypes
-        tolerance = self._tolerances[case.name]
+        tolerance = self._on(row, case.name)
         return compare(case.name, reference, by_torch, outputs, dtypes, tolerance, case.far_out, self.given, again)
 
     def _compared_again(
@@ -242,10 +233,10 @@ class ArtifactJob:
     ) -> list[Comparison]:
         """Comparisons of a case with the largest of several of torch's errors. If torch is then near its ceiling, the
         median error of each token is judged, with the runtime's outputs on copies."""
-        draws, tolerance = self._torch_again(index, reference, by_torch), self._tolerances[self.cases[index].name]
+        draws, tolerance = self._torch_again(index, reference, by_torch), self._on(row, self.cases[index].name)
         near = [each.output for each in first if is_near(each)]
         farthest, usual = ({name: arrays[name] for name in near} for arrays in (draws.outputs, draws.usual))
-        comparisons = self._compared(index, reference, by_torch | farthest, outputs, usual)
+        comparisons = self._compared(row, index, reference, by_torch | farthest, outputs, usual)
         if self.given or not any(each.state == FAILED and is_unclear(each, tolerance) for each in comparisons):
             return comparisons
         copies = self._on_copies(row, index)
@@ -262,21 +253,21 @@ class ArtifactJob:
     def _missing(self, row: Runtime, each: Comparison) -> Reason | None:
         """Why copies are missing that a comparison is judged again with."""
         index = self._index_of(each)
-        if is_unclear(each, self._tolerances[each.case]) and (row.name, index) in self.no_copies:
+        if is_unclear(each, self._on(row, each.case)) and (row.name, index) in self.no_copies:
             return self.no_copies[row.name, index]
         return self.torch_again[index].failure if is_near(each) and index in self.torch_again else None
 
-    def _hidden(self, comparisons: Sequence[Comparison]) -> Reason | None:
+    def _hidden(self, row: Runtime, comparisons: Sequence[Comparison]) -> Reason | None:
         """Why failed comparisons say nothing: the runtime is within its share of torch's error in each of them, and the
         exact result moves as far if inputs and weights differ in their last bits. None if that isn't so."""
         failed, moved = [each for each in comparisons if each.state == FAILED], dict[str, float]()
-        if not failed or not all(is_unclear(each, self._tolerances[each.case]) for each in failed):
+        if not failed or not all(is_unclear(each, self._on(row, each.case)) for each in failed):
             return None
         lost: Reason | None = None
         for each in failed:
             draws, exact = self._moved(each)
             moved[each.case] = float(abs(draws.outputs[each.output] - exact[each.output]).max(initial=0.0))
-            tolerance = self._tolerances[each.case]
+            tolerance = self._on(row, each.case)
             if tolerance.multiple * moved[each.case] <= tolerance.ceiling * (each.reference_rms or 0.0):
                 if draws.failure is None:
                     return None
@@ -297,21 +288,13 @@ class ArtifactJob:
         return self.moved[index], exact
 
     def _on_copies(self, row: Runtime, index: int) -> list[Arrays] | None:
-        """A runtime's outputs on copies of a case that differ in their last bits; None if it fails on one.
-
-        One request has as many copies as memory has room for, since TensorRT builds an engine for each request.
-        """
-        run, arrays = self.runs[row.name], self.cases[index].arrays
-        together = max(1, COPIES_BYTES // (2 * sum(array.nbytes for array in arrays.values())))
-        copies, outputs = last_bits_changed(arrays, index), list[Arrays]()
-        while inputs := list(itertools.islice(copies, together)):
-            answer = result(self.pool.submit(row, run.path, inputs, run.options))
-            if answer.failure is not None:
-                if answer.failure.code in LOST:
-                    self.no_copies[row.name, index] = answer.failure
-                return None
-            outputs += answer.outputs
-        return outputs
+        """A runtime's outputs on copies of a case that differ in their last bits; None if it fails on one."""
+        made = self.runs[row.name].on_copies(self.pool, row, self.cases[index].arrays, index)
+        if not isinstance(made, Reason):
+            return made
+        if made.code in LOST:
+            self.no_copies[row.name, index] = made
+        return None
 
     def _torch_again(self, index: int, reference: Arrays, by_torch: Arrays) -> Draws:
         """Torch's results on a case and on copies of it that differ in their last bits."""
@@ -332,19 +315,19 @@ class ArtifactJob:
                 own=[by_torch[name], *([] if farthest[name] is by_torch[name] else [farthest[name]])],
                 select=None,
                 dtype=dtype,
-                tolerance=self._tolerances[self.cases[index].name],
+                tolerance=attrs.evolve(self._tolerances[self.cases[index].name], **self.overrides.tolerance),
             )
             for name, dtype in self._dtypes.items()
         ]
 
     def _not_computed(
-        self, indices: list[int], reference: Answer, by_torch: TorchOutputs, answer: Answer
+        self, row: Runtime, indices: list[int], reference: Answer, by_torch: TorchOutputs, answer: Answer
     ) -> Iterator[str]:
         """What torch can't compute in the artifact's dtype, among the outputs on the user's inputs."""
         for index, outputs in zip(indices if self.given else (), answer.outputs, strict=False):
             case, dtype = self.cases[index], self.artifact.spec.dtype
             expected = (reference.outputs[index], by_torch.known()[index])
-            yield from not_computed(case.name, *expected, outputs, dtype, self._tolerances[case.name])
+            yield from not_computed(case.name, *expected, outputs, dtype, self._on(row, case.name))
 
     @property
     def _dtypes(self) -> dict[str, str]:  # the dtypes that the graph declares, by output
@@ -354,8 +337,10 @@ class ArtifactJob:
     def _tolerances(self) -> dict[str, Tolerance]:
         """The tolerance of each case: that of the dtype, wider if runtimes round terms of the encoding differently."""
         outputs = () if self.reference is None else result(self.reference).outputs
-        found = tolerances_of(self.artifact.spec, self.cases, outputs)
-        return {name: attrs.evolve(tolerance, **self.overrides.tolerance) for name, tolerance in found.items()}
+        return tolerances_of(self.artifact.spec, self.cases, outputs)
+
+    def _on(self, row: Runtime, case: str) -> Tolerance:  # the tolerance of a runtime on a case
+        return self.overrides.on(row, self.artifact.spec.dtype, self._tolerances[case])
 
     def _located(
         self, verdict: Verdict, row: Runtime, case: Case | None = None, inconclusive: str | None = None

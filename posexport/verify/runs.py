@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,13 +10,19 @@ from typing import Any
 
 import attrs
 
+from posexport.errors import Reason
 from posexport.processes import KILLED, MEMORY
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.pool import Answer, Pool, result
+from posexport.verify.rounding import last_bits_changed
 
 OUT_OF_MEMORY = (MEMORY, KILLED)
 """Codes of failures because memory ran out: an error that says so, and the signal that the kernel sends then."""
+
+
+COPIES_BYTES = 2**30
+"""About how many bytes copies of a case, and the outputs on them, may take at once."""
 
 
 @attrs.frozen
@@ -51,3 +58,18 @@ class Run:
             return Ran(answer, indices)
         left = f"memory ran out on larger inputs: {len(indices)} of {len(self.indices)} sets of inputs were tried"
         return Ran(answer, indices, (left,))
+
+    def on_copies(self, pool: Pool, row: Runtime, arrays: Arrays, seed: int) -> list[Arrays] | Reason:
+        """The outputs on copies of a case's inputs that differ in their last bits, drawn from `seed`; or why it fails
+        on one.
+
+        One request has as many copies as memory has room for, since TensorRT builds an engine for each request.
+        """
+        together = max(1, COPIES_BYTES // (2 * sum(array.nbytes for array in arrays.values())))
+        copies, outputs = last_bits_changed(arrays, seed), list[Arrays]()
+        while inputs := list(itertools.islice(copies, together)):
+            answer = result(pool.submit(row, self.path, inputs, self.options))
+            if answer.failure is not None:
+                return answer.failure
+            outputs += answer.outputs
+        return outputs

@@ -82,7 +82,7 @@ def test_no_verdict_hangs_on_copies_that_could_not_be_computed(
 @pytest.mark.parametrize(("code", "undecided"), [(MEMORY, True), (CRASHED, False)])
 def test_a_reference_that_can_not_be_computed_again_decides_nothing(code: str, undecided: bool) -> None:
     found = compare("c", off(0), off(0.4 * CEILING), off(1.5 * CEILING), {"output": "fp64"}, TOLERANCES["fp32"])
-    hidden = job_of(None, code=code)._hidden(found)
+    hidden = job_of(None, code=code)._hidden(RUNTIMES["ort-cpu"], found)
     assert (hidden is not None and hidden.code == REFERENCE_FAILED) == undecided
     plain = compare("c", off(0), off(0), off(1.5 * LIMIT), {"output": "fp64"}, TOLERANCES["fp32"])
-    assert job_of(None, code=code)._hidden(plain) is None, "what needs no such copies"
+    assert job_of(None, code=code)._hidden(RUNTIMES["ort-cpu"], plain) is None, "what needs no such copies"

@@ -186,13 +186,18 @@ def test_nothing_is_shown_where_the_exact_result_moves_as_far(
 ) -> None:
     outputs, tolerance = (off(error * CEILING), off(by_torch * CEILING)), TOLERANCES["fp32"]
     found = compare("c", off(0), outputs[1], outputs[0], {"output": "fp64"}, tolerance)
-    hidden = job_of(moved)._hidden(found)
+    hidden = job_of(moved)._hidden(RUNTIMES["ort-cpu"], found)
     assert (hidden is not None) == is_hidden
     if hidden is not None:
         assert hidden.code == INCONCLUSIVE
         assert f"'output' moves by {0.5 * CEILING:.3g} in float64" in hidden.text and "(inputs: c)" in hidden.text
-    assert job_of(moved)._hidden([*found, attrs.evolve(found[0], torch_error=0.0)]) is None, "one that says something"
-    assert job_of(moved)._hidden(compare("c", off(0), off(0), off(0), {"output": "fp64"}, tolerance)) is None
+    assert job_of(moved)._hidden(RUNTIMES["ort-cpu"], [*found, attrs.evolve(found[0], torch_error=0.0)]) is None, (
+        "one that says something"
+    )
+    assert (
+        job_of(moved)._hidden(RUNTIMES["ort-cpu"], compare("c", off(0), off(0), off(0), {"output": "fp64"}, tolerance))
+        is None
+    )
 
 
 def test_sums_of_alike_values_may_be_rounded_in_one_direction() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from helpers import case, cli, exported, refused, tree
-from mutants import initializer
+from mutants import initializer, last
+from onnx import helper
 from verify_helpers import plant, write
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.runtimes import RUNTIMES
+from posexport.verify.result import NOT_RUN, PASSED, Report, State, Verdict
 
 pytestmark = pytest.mark.few_inputs
 
@@ -99,6 +101,28 @@ def test_nothing_run_or_a_required_runtime_not_run_is_exit_3(tmp_path: Path) -> 
     assert "1 passed, 0 failed, 1 not run" in required.stdout
     assert f"required runtime {MISSING}" in required.stderr
     assert cli("verify", path, "--runtime", "ort-cpu", "--require", "ort-cpu").exit_code == 0
+
+
+def test_a_pass_on_torch_alone_is_none_where_other_runtimes_were_asked_for() -> None:
+    """torch builds the block of the spec itself: there an edited graph passes too."""
+
+    def code(**states: State) -> int:
+        verdicts = [Verdict(artifact="a.onnx", runtime=name.replace("_", "-"), state=states[name]) for name in states]
+        return Report(verdicts=tuple(verdicts), unreadable=(), seed=0).exit_code()
+
+    assert code(torch=PASSED, torch_cuda=PASSED, ort_cpu=NOT_RUN) == 3
+    assert code(torch=PASSED, ort_cpu=PASSED) == code(torch=PASSED, tensorrt_import=PASSED, ort_cpu=NOT_RUN) == 0
+    assert code(torch=PASSED) == 0
+    assert code(torch=NOT_RUN) == 3
+
+
+def test_a_wrong_graph_that_nothing_here_can_run_does_not_pass(tmp_path: Path) -> None:
+    wrong = last(lambda name: [helper.make_node("Neg", [name], ["output"], name="wrong")])
+    path = plant(tmp_path, "bf16", case("none", dtype="bf16"), wrong)
+    result = cli("verify", path, "--runtime", "torch", "--runtime", "ort-cpu", "--reach", "seq=9")
+    assert result.exit_code == 3
+    assert "1 passed, 0 failed, 1 not run" in result.stdout
+    assert "nothing was verified: no runtime ran the graph of a file" in result.stderr
 
 
 @pytest.mark.parametrize(

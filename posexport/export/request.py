@@ -35,7 +35,8 @@ class ExportOptions(BlockOptions):
 class Request:
     """A checked export. `weights` are those of a checkpoint, None if they come from a file or a seed.
 
-    `given` are the names of the options that were given on the command line, in a file or by a preset.
+    `given` are the names of the options that were given on the command line, in a file or by a preset. `place` is the
+    checkpoint's folder if weights are read from it.
     """
 
     spec: Spec
@@ -43,6 +44,16 @@ class Request:
     given: frozenset[str]
     weights: Mapping[str, Tensor] | None = None
     checkpoint: WeightSource | None = None
+    place: Path | None = None
+
+    def original(self) -> dict[str, Any] | None:
+        """What an export must equal, as fields of posexport.artifact.original.Original. None if weights are random."""
+        if self.options.weights is not None:
+            return {"weights": self.options.weights}
+        if self.checkpoint is None:
+            return None
+        prefix = self.spec.prefix_tokens if "prefix_tokens" in self.given else None
+        return {"checkpoint": self.place, "layer": self.checkpoint.layer or 0, "prefix_tokens": prefix}
 
     def weight_source(self) -> WeightSource:
         """Where the weights come from; a file of weights is read to hash it."""
@@ -83,8 +94,11 @@ def read_request(
     export_options = ExportOptions(**{name: value for name, value in options.items() if name in names})
     support.checked_opset(spec, export_options.form, export_options.target, export_options.opset)
     weights = None if checkpoint is None else checkpoint.weights
-    source = None if weights is None else checkpoint_weights(Path(options["from"]), int(options.get("layer") or 0))
-    return Request(spec=spec, options=export_options, given=frozenset(options), weights=weights, checkpoint=source)
+    place = None if weights is None else Path(options["from"])
+    source = None if place is None else checkpoint_weights(place, int(options.get("layer") or 0))
+    return Request(
+        spec=spec, options=export_options, given=frozenset(options), weights=weights, checkpoint=source, place=place
+    )
 
 
 def write(request: Request, path: Path, progress: Progress = silent, key: SigningKey | None = None) -> OnnxManifest:

@@ -89,10 +89,10 @@ def _whole(at_least: int, at_most: int) -> str:
     return f"a whole number from {at_least} to {at_most}"
 
 
-def positive(default: float | None, help: str) -> Any:
-    """A number from SMALLEST to LARGEST. None means "derived from other fields"."""
-    allowed = f"a number from {SMALLEST:g} to {LARGEST:g}"
-    return parsed(help, allowed, lambda value: _number(value, float, SMALLEST, LARGEST), default, typed=True)
+def positive(default: float | None, help: str, *, at_most: float = LARGEST) -> Any:
+    """A number from SMALLEST to `at_most`. None means "derived from other fields"."""
+    allowed = f"a number from {SMALLEST:g} to {at_most:g}"
+    return parsed(help, allowed, lambda value: _number(value, float, SMALLEST, at_most), default, typed=True)
 
 
 def number(default: float, help: str, *, at_least: float, at_most: float) -> Any:

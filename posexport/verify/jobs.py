@@ -55,9 +55,10 @@ class JobMaker:
             raise
         if self.roles:
             raise RequestError(f"{str(file)!r} is posexport's own, so the roles of its inputs are known: drop --input.")
-        if self.original is not None:
-            self.original.check()
-            artifact = submission.held_against(artifact, self.original)
+        original = self.original or settings.original
+        if original is not None:
+            original.check()
+            artifact = submission.held_against(artifact, original)
         drawn = submission.draw_cases(artifact, self.inputs, self.arrays, self.seed, self.reach, self.more)
         tried = self.properties and artifact.contract_violation is None
         return ArtifactJob(
@@ -66,10 +67,10 @@ class JobMaker:
             runtimes=settings.among(self.runtimes),
             overrides=settings,
             cases=drawn.cases,
-            notes=drawn.notes,
+            notes=(*drawn.notes, *settings.notes()),
             too_costly=drawn.too_costly,
             given=self.inputs is not None,
-            original=self.original,
+            original=original,
             property_runs=PropertyRuns.of(artifact, self.seed) if tried else None,
         )
 

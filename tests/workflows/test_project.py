@@ -84,6 +84,10 @@ WRONG = {
     "an unknown key of an artifact": (ONE + "hidden-sise = 64", "did you mean 'hidden-size'"),
     "an unknown key of a budget": (ONE + "budget = {sice = '1 MB'}", "did you mean 'size'"),
     "an unknown key of a tolerance": (ONE + "tolerance = {flor = 1}", "did you mean 'floor'"),
+    "an unknown runtime that no artifact takes": (
+        "runtimes = ['ort-cup']\n" + ONE + "runtimes = ['ort-cpu']",
+        "'ort-cup'",
+    ),
     "output": (ONE + "output = 'x.onnx'", "unknown key"),
     "both spellings": (ONE + "max-seq = 1\nmax_seq = 1", "twice"),
     "one bracket": ("[artifact]\nname = 'x'", "artifact must be written [[artifact]], with two brackets"),
@@ -119,6 +123,10 @@ WRONG = {
     "a regression that is no share": (ONE + "baseline = 'b'\nmax-regression = 5", "5%"),
     "one baseline for two files": (ONE + "forms = ['native', 'contrib']\nbaseline = 'b.json'", "give a folder"),
     "a tolerance of 0": (ONE + "tolerance = {floor = 0}", "floor is 0"),
+    "a tolerance that zeros pass": (
+        ONE + "tolerance = {ceiling = 2}",
+        "ceiling is 2: it must be a number from 1e-30 to 1",
+    ),
     "a tolerance in quotes": (ONE + "tolerance = {multiple = '2'}", "multiple is '2': it must be a number from"),
     "kernels in quotes": (ONE + "compile = {}\nbudget = {kernels = '8'}", "without quotes"),
     "an empty profile": (ONE + "compile = {profile = ['']}", "compile: profile is ['']: it must be a list of texts"),

@@ -36,7 +36,7 @@ def make(folder: Path) -> tuple[Product, Product]:
     """An ONNX file and its plan that consist mainly of manifests, up to date and within their budget."""
     (folder / "posexport.toml").write_text(TEXT)
     onnx, plan = products(find_project(str(folder / "posexport.toml")))
-    onnx, plan = attrs.evolve(onnx, made_from=ONNX), attrs.evolve(plan, made_from=PLAN)
+    onnx, plan = attrs.evolve(onnx, made_from=ONNX, facts={}), attrs.evolve(plan, made_from=PLAN, facts={})
     onnx.path.parent.mkdir()
     tools = {name: metadata.version(name) for name in ("torch", "onnx", "onnxscript", "onnx-ir")}
     tools["torch"] = tools["torch"].partition("+")[0] + "+else"  # another build of the same version
@@ -159,6 +159,56 @@ def test_a_stale_file_fails_and_the_reason_names_the_fault(name: str, tmp_path: 
     assert (verdict.check, verdict.state) == ("up to date", "failed")
     assert said in str(verdict.reason)
     assert "posexport build" in str(verdict.reason)
+
+
+FACTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "the form": (lambda data: data.update(form="native"), "its form is native, asked for is decomposed"),
+    "the opset": (lambda data: data.update(opset=23), "its opset is 23, asked for is 18"),
+    "the spec": (lambda data: data["spec"].update(window=5), "its spec window is 5, asked for is None"),
+    "a fixed size": (lambda data: data["inputs"][0].update(shape=[3, "seq", 256]), "its inputs hidden_states is [3, "),
+    "no spec": (lambda data: data.pop("spec"), "its spec"),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_manifest_of_another_file_with_the_right_request_is_noticed(name: str, tmp_path: Path) -> None:
+    onnx, _ = make(tmp_path)
+    data = onnx_manifest(onnx.path)
+    facts = {"form": "decomposed", "target": "portable", "opset": 18, "spec": data["spec"]}
+    onnx = attrs.evolve(onnx, facts={**facts, "inputs": {"hidden_states": ["batch", "seq", 256]}})
+    assert out_of_date(onnx) is None
+    fault, said = FACTS[name]
+    change(onnx, fault)
+    assert said in str(out_of_date(onnx))
+
+
+PLAN_FACTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "the builder": (
+        lambda data: data["runtime"].update(name="tensorrt"),
+        "its runtime name is tensorrt, asked for is tensorrt-rtx",
+    ),
+    "tf32": (lambda data: data.update(tf32=True), "its tf32 is True, asked for is False"),
+    "the memory": (lambda data: data.update(memory_limit=1), "its memory_limit is 1, asked for is None"),
+    "the GPUs": (
+        lambda data: data.update(target_gpus=["8.9"]),
+        "its target_gpus is ['8.9'], asked for is ['portable']",
+    ),
+    "the profile": (
+        lambda data: data["profiles"]["hidden_states"].update(max=[2, 8, 256]),
+        "its profiles hidden_states max is [2, 8, 256], asked for is [2, 9, 256]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAN_FACTS)
+def test_a_plan_of_another_build_with_the_right_request_is_noticed(name: str, tmp_path: Path) -> None:
+    _, plan = make(tmp_path)
+    facts = {"runtime": {"name": "tensorrt-rtx"}, "tf32": False, "memory_limit": None, "target_gpus": ["portable"]}
+    plan = attrs.evolve(plan, facts={**facts, "profiles": plan_manifest(plan.path, plan.source)["profiles"]})
+    assert out_of_date(plan) is None
+    fault, said = PLAN_FACTS[name]
+    change(plan, fault)
+    assert said in str(out_of_date(plan))
 
 
 def test_a_plan_is_stale_with_its_onnx_file_its_options_or_its_builder(tmp_path: Path) -> None:

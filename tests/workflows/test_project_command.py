@@ -6,11 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import onnx
+import onnx.numpy_helper
 import pytest
 from checkpoint_files import LLAMA, llama_tensors, written
 from helpers import cli, refused, tree
+from manifest_data import read_manifest_data, write_manifest_data
 from safetensors.torch import save_file
 
+from posexport.files import sha256_of
 from posexport.workflows.project.file import find_project
 from posexport.workflows.project.products import request_of
 
@@ -127,6 +132,38 @@ def test_a_checkpoint_s_folder_gives_its_weights(tmp_path: Path) -> None:
     assert states == [("made", False), ("up to date", False), ("made", True)]
     weights = json.loads(Path(f"{row['file']}.json").read_bytes())["weights"]
     assert (weights["source"], weights["folder"], weights["layer"]) == ("checkpoint", "llama", 0)
+
+
+def test_weights_are_compared_with_those_that_an_entry_names(tmp_path: Path) -> None:
+    """A file whose weights were changed together with its manifest is not an export of its entry."""
+    import torch
+
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    save_file({f"{name}.weight": torch.full((8, 8), 0.5) for name in names}, tmp_path / "w.safetensors")
+    (tmp_path / "llama").mkdir()
+    written(tmp_path / "llama", **LLAMA)
+    save_file(llama_tensors(), tmp_path / "llama" / "model.safetensors")
+    file = tmp_path / "posexport.toml"
+    layer = '[[artifact]]\nname = "layer"\nfrom = "llama"\nlayer = 1\n'
+    file.write_text(HEAD + entry("own", 'weights = "w.safetensors"') + layer)
+    assert cli("build", "--project", file).exit_code == 0
+    for name in ("own", "layer"):
+        path = tmp_path / "artifacts" / f"{name}.onnx"
+        model = onnx.load(path)
+        tensor = next(one for one in model.graph.initializer if one.name == "q_proj.weight")
+        values = onnx.numpy_helper.to_array(tensor) * np.float32(1.5)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+        onnx.save(model, path)
+        write_manifest_data(path, {**read_manifest_data(path), "sha256": sha256_of(path)})
+    result = cli("verify", "--project", file, "--json")
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)["verdicts"]
+    assert [(each["check"], each["state"], each["reason_code"]) for each in found] == [
+        ("up to date", "passed", None),
+        ("parity", "failed", "other-weights"),
+    ] * 2
+    assert "not an export of weights w.safetensors: q_proj.weight has different weights" in found[1]["reason"]
+    assert "not an export of checkpoint llama, layer 1: q_proj.weight" in found[3]["reason"]
 
 
 WRONG = {

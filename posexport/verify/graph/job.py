@@ -199,7 +199,7 @@ class GraphJob:
             return Verdict.of(path, name, FAILED, Reason(INPUTS_REFUSED, text))
         outcome = self._outputs(row)
         outputs, failure = outcome.outputs, outcome.failure
-        notes = (*self._notes(truth, row, outcome), *([row.note] if row.note else []))
+        notes = (*self.overrides.notes(), *self._notes(truth, row, outcome), *([row.note] if row.note else []))
         describe = result(self.runs[name].answer).describe
         if failure is not None:
             nothing = failure.code in NOTHING_SHOWN or eligible.is_excused(self.subject, row)

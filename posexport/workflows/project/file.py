@@ -107,10 +107,11 @@ class Project:
     file: Path
     folder: str = text("artifacts", "the folder that artifacts are written to")
     require: tuple[str, ...] = names("runtimes that must run", ())
+    runtimes: tuple[str, ...] | None = names("where parity is checked and time taken, unless an entry says otherwise")
     entries: tuple[Entry, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        for name in self.require:
+        for name in (*self.require, *(self.runtimes or ())):
             runtime(name)
         seen: dict[str, str] = {}
         for entry in self.entries:
@@ -202,7 +203,7 @@ def read_project(file: Path, table: Mapping[str, Any]) -> Project:
         if key.replace("-", "_") in set(_ENTRY_KEYS) - set(project_keys):
             raise RequestError(f"{where}: {key!r} is a key of an artifact: begin each artifact with a line {header}.")
     data = _keys(table, where, project_keys)
-    listed, common = data.pop("artifact", []), data.pop("runtimes", None)
+    listed, common = data.pop("artifact", []), data.get("runtimes")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise RequestError(f"{where}: artifact must be written {header}, with two brackets, once for each artifact.")
     if not listed:

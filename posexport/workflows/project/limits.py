@@ -69,8 +69,8 @@ class Tolerances:
     """The numbers of `posexport.verify.result.Tolerance` that a project sets. None keeps posexport's default."""
 
     multiple: float | None = positive(None, "times torch eager's error")
-    floor: float | None = positive(None, "part of the outputs' rms")
-    ceiling: float | None = positive(None, "part of the outputs' rms")
+    floor: float | None = positive(None, "part of the outputs' rms", at_most=1)
+    ceiling: float | None = positive(None, "part of the outputs' rms", at_most=1)
 
 
 @attrs.frozen(kw_only=True)

@@ -36,7 +36,7 @@ from posexport.files import check_companions, renewed, sha256_of
 from posexport.jsondata import unstructure
 from posexport.machine import versions
 from posexport.runtimes.tensorrt.options import PlanOptions
-from posexport.spec.contract import graph_inputs
+from posexport.spec.contract import Shape, graph_inputs
 from posexport.spec.fields import check_types
 from posexport.spec.spec import Spec
 from posexport.verify.matrix.table import public_version
@@ -51,12 +51,16 @@ class Product:
     """One file of a project: the ONNX file of one form (None: the form of its config), or the plan built from it.
 
     `plan` says how the plan is built. `made_from` is everything that decides the bytes of the file, as JSON data.
+    `facts` are facts of its manifest that follow from that, and `original` is what it must be an export of, as fields
+    of posexport.artifact.original.Original (None: its weights are random).
     """
 
     entry: Entry
     form: str | None
     path: Path
     made_from: Mapping[str, Any]
+    facts: Mapping[str, Any] = attrs.field(factory=dict)
+    original: Mapping[str, Any] | None = None
     plan: PlanOptions | None = None
 
     @property
@@ -89,12 +93,13 @@ def products(project: Project, chosen: Sequence[str] = ()) -> list[Product]:
                 check_companions(path)
             request = request_of(project, entry, form)
             source = made_from(request)
-            files.append(Product(entry=entry, form=form, path=path, made_from=source))
+            product = Product(entry=entry, form=form, path=path, made_from=source, original=request.original())
+            files.append(attrs.evolve(product, facts=_facts(request, source)))
             if entry.compile is not None:
                 with located(f"{project.file}, artifact {entry.name!r}, compile"):
-                    _check_profile(request, entry.compile)
+                    facts = _plan_facts(request, source, entry.compile)
                 path, source = path.with_suffix(".plan"), unstructure(entry.compile)
-                files.append(attrs.evolve(files[-1], path=path, made_from=source, plan=entry.compile))
+                files.append(attrs.evolve(product, path=path, made_from=source, facts=facts, plan=entry.compile))
     return files
 
 
@@ -115,15 +120,38 @@ def request_of(project: Project, entry: Entry, form: str | None) -> Request:
     return request
 
 
-def _check_profile(request: Request, plan: PlanOptions) -> None:
-    """RequestError for a profile that doesn't fit the inputs of the export."""
-    sizes = {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(request.options, name)) is not None}
-    shapes = {
+def _facts(request: Request, source: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of an ONNX file's manifest that follow from what the file is made from."""
+    facts = {name: source[name] for name in ("form", "target", "opset")}
+    spec = dict(source["spec"])
+    if request.options.weights is not None:  # the file of weights decides which projections have a bias
+        del spec["bias"]
+    return {**facts, "spec": spec, "inputs": {name: list(shape) for name, shape in _shapes(request).items()}}
+
+
+def _plan_facts(request: Request, source: Mapping[str, Any], plan: PlanOptions) -> dict[str, Any]:
+    """The same for a plan; RequestError for a profile that doesn't fit the inputs of the export."""
+    spec, shapes = request.spec, _shapes(request)
+    profiles = profiles_of(shapes, plan.profile, spec.token_limit(), _sizes(request), consecutive=spec.consecutive)
+    facts = {name: fact for name, fact in _facts(request, source).items() if name != "target"}
+    facts |= {"runtime": {"name": plan.runtime}, "tf32": plan.tf32, "memory_limit": plan.memory_limit}
+    if plan.runtime != "tensorrt":  # which builds for the GPU that is there
+        facts["target_gpus"] = list(plan.compute_capability) or ["portable"]
+    return {**facts, "profiles": profiles}
+
+
+def _sizes(request: Request) -> dict[str, int]:
+    """The sizes that an export fixes, by dimension."""
+    return {name: size for name in ("batch", "seq", "max_seq") if (size := getattr(request.options, name)) is not None}
+
+
+def _shapes(request: Request) -> dict[str, Shape]:
+    """The shapes of the inputs of an export."""
+    sizes = _sizes(request)
+    return {
         name: tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
         for name, (shape, _) in graph_inputs(request.spec).items()
     }
-    spec = request.spec
-    profiles_of(shapes, plan.profile, spec.token_limit(), sizes, consecutive=spec.consecutive)
 
 
 def made_from(request: Request) -> dict[str, Any]:
@@ -177,7 +205,7 @@ def _out_of_date(product: Product) -> str | None:
         return "it was not made by 'posexport build'"
     made_by = {"posexport": manifest.version, **manifest.tools}
     reason = _changed(manifest.request, product.made_from) or _other_versions(product, made_by)
-    return reason or _other_source(product, manifest)
+    return reason or _other_facts(product, manifest) or _other_source(product, manifest)
 
 
 def stamp(product: Product, key: SigningKey | None = None) -> None:
@@ -211,6 +239,21 @@ def _other_versions(product: Product, made_by: Mapping[str, str]) -> str | None:
         if public_version(str(made_by.get(name))) != public_version(version):
             return f"it was made by {name} {made_by.get(name)}, here is {version}"
     return None
+
+
+def _other_facts(product: Product, manifest: Manifest) -> str | None:
+    """The first fact of a manifest that contradicts what its file was made from. Parts that are not known are left
+    out."""
+    stated = json.loads(manifest.to_bytes())
+    stated |= {"inputs": {each["name"]: each["shape"] for each in stated["inputs"]}}
+    stated |= {"target": manifest.target or "portable"}
+    facts = json.loads(json.dumps(product.facts))
+    known = {
+        name: {key: stated[name].get(key) for key in fact} if name in ("spec", "runtime") else stated.get(name)
+        for name, fact in facts.items()
+        if name in stated or name not in ("spec", "runtime")
+    }
+    return _changed(known, facts)
 
 
 def _other_source(product: Product, manifest: Manifest) -> str | None:

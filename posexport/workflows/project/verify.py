@@ -78,7 +78,8 @@ def verify_project(
 
 
 def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
-    """The terms of a file's parity: its runtimes among the `chosen` (empty: all), and the entry's tolerance.
+    """The terms of a file's parity: its runtimes among the `chosen` (empty: all), the entry's tolerance, and what it
+    must be an export of.
 
     A plan is checked on the runtime that builds it.
     """
@@ -86,7 +87,12 @@ def terms_of(product: Product, chosen: Sequence[str]) -> VerifyOverrides:
     asked = (product.plan.runtime,) if product.plan else entry.runtimes or tuple(RUNTIMES)
     runtimes = tuple(name for name in asked if not chosen or name in chosen)
     tolerance = {name: value for name, value in attrs.asdict(entry.tolerance).items() if value is not None}
-    return VerifyOverrides(runtimes=runtimes, tolerance=tolerance)
+    original = None
+    if product.original is not None:
+        from posexport.artifact.original import Original
+
+        original = Original(**product.original)
+    return VerifyOverrides(runtimes=runtimes, tolerance=tolerance, original=original)
 
 
 def check(product: Product) -> list[Verdict]:

@@ -45,8 +45,9 @@ def running(model: nn.Module, decodes: bool = False) -> AbstractContextManager[N
         if needed is not None:
             return f"{name} can't read tokens alone ({why}), and a file has no input for {needed}: it is not exported."
         return (
-            f"transformers itself can't run {name} on the few tokens, image or sound that a trace takes ({why}): see "
-            "that config.json is right, or give another --dtype, or --layer in place of --model for one layer of it."
+            f"transformers itself can't run {name} on the few tokens, image or sound that a trace takes ({why}): "
+            "either config.json or --dtype is wrong for it, or it needs an input that files don't have. Give --layer "
+            "in place of --model for one layer of it."
         )
 
     return _refused(sentence)
@@ -67,6 +68,21 @@ def exporting(architecture: str) -> AbstractContextManager[None]:
         )
 
     return _refused(sentence)
+
+
+@contextmanager
+def exporting_some_layers() -> Iterator[None]:
+    """A context in which torch's exporter works on a model with one layer of each kind.
+
+    What it raises becomes a LayersDifferError: a model that reads the states between its layers, such as a backbone,
+    may fail without all of them.
+    """
+    try:
+        yield
+    except _SENTENCES:
+        raise
+    except Exception as error:
+        raise LayersDifferError(f"the model can't be traced without all layers: {error}") from error
 
 
 _DRAWS = ("RandomNormalLike", "RandomUniformLike", "RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")

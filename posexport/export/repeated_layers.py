@@ -93,9 +93,20 @@ class Boundaries:
 
 
 def without_markers(model: ir.Model, layers: Layers) -> Boundaries:
-    """Remove the markers. The marked values get new names, except an output of the model."""
+    """Remove the markers. The marked values get new names, except an output of the model.
+
+    LayersDifferError if anything else reads the states between layers, such as a sum over all layers: between layers
+    that were not traced, the states are those after another layer.
+    """
     names: dict[int, str] = {}
-    for node in [node for node in model.graph if node.domain == TRACE_DOMAIN]:
+    markers = [node for node in model.graph if node.domain == TRACE_DOMAIN]
+    for node in markers:
+        state = node.inputs[0]
+        if node.attributes["layer"].as_int() and state is not None:
+            readers = [use.node for use in state.uses() if use.node is not node and use.node.op_type not in _OF_SIZES]
+            if readers or state.is_graph_output():
+                raise LayersDifferError(f"{state.name}, the states between two layers, is read outside of them")
+    for node in markers:
         index, value = node.attributes["layer"].as_int(), node.inputs[0]
         assert value is not None
         marked = node.outputs[0]
@@ -274,6 +285,9 @@ def _check_closed(nodes: Sequence[ir.Node], ends: Collection[ir.Value], sizes: C
             raise LayersDifferError(f"{value.name} of a layer is read outside of it")
 
 
+_OF_SIZES = ("Shape", "Size")
+"""Operators that read the sizes of their input only."""
+
 _SIZED_BY_VALUES = ("NonZero", "Compress", "Unique")
 """Operators whose outputs have sizes that depend on values."""
 
@@ -289,7 +303,7 @@ def _sizes_of_all(graph: ir.Graph) -> set[ir.Node]:
         varies = not varying.isdisjoint(inputs) or node.op_type in _SIZED_BY_VALUES
         if varies:
             varying.update(node.outputs)
-        elif node.op_type in ("Shape", "Size") and node.domain == "":
+        elif node.op_type in _OF_SIZES and node.domain == "":
             sizes.add(node)
     return sizes
 

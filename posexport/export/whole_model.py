@@ -29,7 +29,7 @@ from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.half_overflow import ClampsAlways
 from posexport.export.layer_kinds import Layers, LayersDifferError, check_alike, find_layers
 from posexport.export.linear_attention import linear_attention_as_operator
-from posexport.export.model_errors import check_draws_nothing, exporting, running
+from posexport.export.model_errors import check_draws_nothing, exporting, exporting_some_layers, running
 from posexport.export.module_conversions import traced_conversions
 from posexport.export.repeated_layers import CACHE, copy_layers, only_traced, owners, without_markers
 from posexport.export.tensor_lengths import traced_lengths
@@ -231,7 +231,8 @@ class _Export:
     def _captured(self, layers: Layers | None, signature: Signature) -> ir.Model:
         model = self.pretrained.model
         alone = nullcontext() if layers is None else only_traced(model, layers)
-        with torch.no_grad(), exporter.quiet(), unchanged(model), alone, exporting(self.pretrained.architecture):
+        failing = exporting(self.pretrained.architecture) if layers is None else exporting_some_layers()
+        with torch.no_grad(), exporter.quiet(), unchanged(model), alone, failing:
             self.progress("tracing the model")
             with (
                 ClampsAlways(),

@@ -223,6 +223,13 @@ def _known_class(folder: Path, transformers: Any) -> Any:
             f"{str(folder / FILE)!r} has no 'architectures': add the model's class in transformers, such as "
             '["LlamaForCausalLM"].'
         )
+    needed = getattr(known, "_backends", None)  # of a class that stands for one whose packages are missing
+    if needed:
+        packages = " and ".join(map(str, needed))
+        raise RequestError(
+            f"{str(folder / FILE)!r} names the architecture {shown(name)}, for which transformers needs {packages}, "
+            f"which is not installed: install {packages} too."
+        )
     if not (isinstance(known, type) and issubclass(known, transformers.PreTrainedModel)):
         code = " Code that a checkpoint brings with it is not run." if "auto_map" in data else ""
         raise RequestError(

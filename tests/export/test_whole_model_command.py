@@ -276,6 +276,16 @@ def test_weights_beyond_half_precision_are_refused(tmp_path: Path) -> None:
         export_whole(open_pretrained(folder), HowToExport(dtype=torch.float16))
 
 
+def test_a_class_whose_packages_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers has a class for it, which only says what is missing; the message was that it has none."""
+    import transformers
+    from transformers.utils import DummyObject
+
+    folder = copied("llama", tmp_path)
+    monkeypatch.setattr(transformers, "LlamaForCausalLM", DummyObject("Missing", (), {"_backends": ["torchaudio"]}))
+    refused(cli(*export(folder, tmp_path / "model.onnx")), "transformers needs torchaudio, which is not installed")
+
+
 def test_no_folder(tmp_path: Path) -> None:
     refused(cli(*export(tmp_path / "none", tmp_path / "model.onnx")), "is no folder")
     refused(cli(*export(tmp_path, tmp_path / "model.onnx")), "neither model.safetensors nor")

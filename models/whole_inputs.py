@@ -176,6 +176,9 @@ _OPTIONAL = (
     *("attention_mask", "pixel_mask", "pixel_values", "image", "langs", GLOBAL),
     *("entity_ids", "visual_embeds", "visual_feats", "input_points", "input_boxes", "input_masks"),
     *("xpath_tags_seq", "xpath_subs_seq"),
+    *("padding_mask", "padding_mask_videos", "input_features_mask", "pixel_attention_mask", "spatial_shapes"),
+    *("task_type_ids", "lang_ids", "input_shape_ids", "input_pronunciation_ids", "question_positions"),
+    *("past_observed_mask", "observed_mask", "past_values_padding", "freq", "prompt_depth", "dataset_index"),
 )
 """Inputs of transformers' models besides the main one that are optional."""
 

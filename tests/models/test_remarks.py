@@ -16,6 +16,7 @@ from tiny_models import ROWS, build
 from posexport.export import remarks
 from posexport.export.remarks import expert_bytes
 from posexport.models.image_size import image_size
+from posexport.models.whole_inputs import left_out_inputs
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -181,3 +182,19 @@ def test_experts_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     said = warnings(folder)
     assert "OlmoeForCausalLM chooses experts for each token, and its file copies their weights for each: some" in said
     assert "MB for each token of a prompt, so give long prompts in parts." in said
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("ErnieModel", ["task_type_ids"]),
+        ("RoCBertModel", ["input_shape_ids", "input_pronunciation_ids"]),
+        ("PatchTSTModel", ["past_observed_mask"]),
+        ("PromptDepthAnythingForDepthEstimation", ["prompt_depth"]),
+        ("BertModel", []),
+    ],
+)
+def test_optional_inputs_are_named(name: str, left: list[str]) -> None:
+    model = getattr(transformers, name)
+    given = ("input_ids", "attention_mask", "token_type_ids", "pixel_values", "past_values")
+    assert left_out_inputs(model, given) == tuple(left)

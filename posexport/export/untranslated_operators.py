@@ -1,9 +1,10 @@
-"""Operators of torch that its exporter doesn't translate, written with others.
+"""Operators of torch that its exporter doesn't translate, or translates to others, written with others.
 
-    isin(x, values)   any(x == values)
-    cummax(x, dim)    the largest of x_j for j <= i, without the places where they are; cummin alike
+    isin(x, values)                 any(x == values)
+    cummax(x, dim)                  the largest of x_j for j <= i, without the places where they are; cummin alike
+    scatter_reduce(..., "mean")     the sums of scatter_add, divided by how many numbers each of them has
 
-The running extremes take memory for all pairs of places.
+The running extremes take memory for all pairs of places. The exporter would write a mean as the last of its numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch.fx import Node
 
 _ATEN = torch.ops.aten
+_SCATTERS = (_ATEN.scatter_reduce.two, _ATEN.scatter_reduce_.two)
 _EXTREMES = {_ATEN.cummax.default: _ATEN.amax.default, _ATEN.cummin.default: _ATEN.amin.default}
 
 
@@ -27,6 +29,10 @@ def with_translated_operators(program: torch.export.ExportedProgram) -> torch.ex
         if node.target is _ATEN.isin.Tensor_Tensor:
             with graph.inserting_before(node):
                 node.replace_all_uses_with(_member(node))
+            graph.erase_node(node)
+        elif node.target in _SCATTERS and _arguments(node)["reduce"] == "mean":
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_mean(node))
             graph.erase_node(node)
         elif node.target in _EXTREMES and _gives_only_values(node):
             with graph.inserting_before(node):
@@ -51,6 +57,29 @@ def _member(node: Node) -> Node:
     pairs = _call(_ATEN.eq.Tensor, one, all_values)
     found = _call(_ATEN.any.dim, pairs, -1)
     return _call(_ATEN.logical_not.default, found) if node.kwargs.get("invert") else found
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a scatter_reduce by name."""
+    names = ("self", "dim", "index", "src", "reduce")
+    return {"include_self": True, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _mean(node: Node) -> Node:
+    given = _arguments(node)
+    before, dim, index, src = (given[name] for name in ("self", "dim", "index", "src"))
+    zeros = _call(_ATEN.zeros_like.default, before)
+    sums = _call(_ATEN.scatter_add.default, zeros, dim, index, src)
+    counts = _call(_ATEN.scatter_add.default, zeros, dim, index, _call(_ATEN.ones_like.default, src))
+    rounding = None if before.meta["val"].dtype.is_floating_point else "floor"
+    if given["include_self"]:
+        sums, some = _call(_ATEN.add.Tensor, sums, before), _call(_ATEN.add.Scalar, counts, 1)
+        mean = _call(_ATEN.div.Tensor_mode, sums, some, rounding_mode=rounding)
+    else:
+        some = _call(_ATEN.clamp.default, counts, 1)
+        mean = _call(_ATEN.div.Tensor_mode, sums, some, rounding_mode=rounding)
+        mean = _call(_ATEN.where.self, _call(_ATEN.gt.Scalar, counts, 0), mean, before)
+    return mean if node.target is _SCATTERS[0] else _call(_ATEN.copy_.default, before, mean)
 
 
 def _extreme(node: Node) -> Node:

@@ -34,7 +34,9 @@ ENCODER, DECODER, TRANSLATOR = "encoder", "decoder", "encoder-decoder"
 """What a model gives: features or logits; next tokens; or next tokens after it has read another text or sound."""
 
 POOLING = "add_pooling_layer"
-"""The argument that builds models such as ViTModel without a pooler. An untrained pooler must not be exported."""
+"""The argument that builds models such as ViTModel without a pooler. An untrained pooler must not be exported.
+
+Models such as Swin have a pooler without weights."""
 
 _QUANTIZED = ("quantization_config", "compression_config")
 """The keys of config.json that say how weights are quantized."""
@@ -149,9 +151,12 @@ def open_pretrained(folder: Path) -> Pretrained:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
                 options |= {"dtype": "auto", "output_loading_info": True}
                 options["ignore_mismatched_sizes"] = True  # mismatches are listed, and refused below
-                if POOLING in signature(known.__init__).parameters and not tensors.has_module("pooler"):
+                options["trust_remote_code"] = False
+                model, loaded = known.from_pretrained(str(folder), **options)
+                pools = POOLING in signature(known.__init__).parameters and not tensors.has_module("pooler")
+                if pools and any("pooler" in name.split(".") for name in loaded["missing_keys"]):
                     options[POOLING] = False  # config.json does not say it
-                model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
+                    model, loaded = known.from_pretrained(str(folder), **options)
                 break
             except RequestError:
                 raise

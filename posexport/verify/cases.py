@@ -31,7 +31,7 @@ from posexport.verify.first_positions import first_positions
 from posexport.verify.padding import ALL_ROWS, ANEW, ANEW_OF_MANY, attention_mask
 from posexport.verify.positions import is_far_out, position_ids
 from posexport.verify.reach import Reach, default_reach
-from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, usual_size
+from posexport.verify.values import LOUD_LAYERS, VALUES, Tokens, is_normed_first, is_rounded_apart, usual_size
 
 USUAL_POSITIONS = 2**16
 """Cases whose positions all lie below this are within the usual range. Verdicts state their worst error separately."""
@@ -252,6 +252,7 @@ def _unscaled(
         keys=keys,
         alone=loud,
         encoder=encoder,
+        rounded=is_rounded_apart(spec, keys=rows.mask.shape[1]),
         directions=turns.directions,
         heads=turns.heads,
     )

@@ -117,10 +117,10 @@ Layers then change them little, so that tokens lie along the weights in later la
 """
 
 
-def loudness(spec: Spec) -> float:
+def loudness(spec: Spec, rounded: bool) -> float:
     """The factor of the kind "loud", by dtype, depth and scale; smaller if such large values would leave nothing to
-    compare."""
-    most, plain = LOUD[spec.dtype], spec.layers <= LOUD_LAYERS and not is_rounded_apart(spec)
+    compare. `rounded` is `is_rounded_apart` for the tokens."""
+    most, plain = LOUD[spec.dtype], spec.layers <= LOUD_LAYERS and not rounded
     return _as_scaled(spec, most if plain else min(most, LOUD_BELOW))
 
 
@@ -134,9 +134,10 @@ def is_normed_first(spec: Spec) -> bool:
     return spec.block == "transformer" and spec.norm == "pre"
 
 
-def is_rounded_apart(spec: Spec) -> bool:
-    """Whether runtimes round terms of an encoding so differently that large values would make the difference large."""
-    return any(layer.encoding.rounding(layer, NEAR, NEAR) > ROUNDED_APART for layer in spec.distinct_layers())
+def is_rounded_apart(spec: Spec, keys: int = NEAR) -> bool:
+    """Whether runtimes round terms of an encoding so differently that large values would make the difference large, at
+    near positions and with this many keys."""
+    return any(layer.encoding.rounding(layer, NEAR, keys) > ROUNDED_APART for layer in spec.distinct_layers())
 
 
 def _logits(spec: Spec) -> float:
@@ -166,7 +167,8 @@ class Tokens:
     `values` are unit normal, [batch, tokens, features] for hidden states or [batch, heads, slots, head_dim] for a
     cache. `masked` bool [batch, tokens] says which of them padding hides; `normed` whether a norm comes first; `alone`
     whether these are cached keys that may be louder than those of other layers; `encoder` whether these belong to an
-    encoder. `directions` are those of the block's weights, if they are known; their `heads` take turns.
+    encoder; `rounded` whether runtimes round terms of the encoding differently (is_rounded_apart). `directions` are
+    those of the block's weights, if they are known; their `heads` take turns.
     """
 
     values: Array
@@ -178,6 +180,7 @@ class Tokens:
     spec: Spec
     rng: np.random.Generator
     encoder: bool = False
+    rounded: bool = False
     directions: Directions | None = None
     heads: Iterator[int] = attrs.field(factory=itertools.count)
 
@@ -187,7 +190,7 @@ class Tokens:
 
 
 def _loud(tokens: Tokens) -> Array:
-    spec, factor = tokens.spec, loudness(tokens.spec) if tokens.keys else 1.0
+    spec, factor = tokens.spec, loudness(tokens.spec, tokens.rounded) if tokens.keys else 1.0
     if tokens.alone and (spec.softcap or is_normed_first(spec)):
         factor = max(factor, _as_scaled(spec, CACHED_LOUD[spec.dtype], keys_alone=True))
     return tokens.values * factor
@@ -279,7 +282,7 @@ def _outlier(tokens: Tokens, few: bool = False) -> Array:
     if tokens.cached:
         return values
     batch, seq = tokens.masked.shape
-    rounded, deep = is_rounded_apart(spec), spec.block == "attention" and spec.layers > 1
+    rounded, deep = tokens.rounded, spec.block == "attention" and spec.layers > 1
     if tokens.normed:
         factor = OUTLIER
     elif deep or (rounded and not few) or (spec.ordered and spec.dtype != "fp32"):
@@ -328,7 +331,7 @@ def _signs(rng: np.random.Generator, count: int) -> Array:
 def _peaks(tokens: Tokens) -> Array:
     """Large where few or no queries may look, and single large numbers in a cache."""
     spec = tokens.spec
-    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1) or is_rounded_apart(spec)
+    deep = spec.layers > (LOUD_LAYERS if spec.dtype == "fp32" else 1) or tokens.rounded
     if not tokens.cached:
         peak, hidden = HIDDEN_PEAK[spec.dtype], tokens.masked.copy()
         if spec.dtype == "fp32":

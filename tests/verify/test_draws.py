@@ -18,7 +18,7 @@ from posexport.verify.coverage import distances, grid_offsets, not_shown, reache
 from posexport.verify.padding import PADDING, attention_mask
 from posexport.verify.positions import FAR, FAR_EXACT, POSITIONS, position_ids
 from posexport.verify.reach import default_reach
-from posexport.verify.values import CACHED_PEAK, QUIET, VALUES, Tokens, is_normed_first
+from posexport.verify.values import CACHED_PEAK, QUIET, VALUES, Tokens, is_normed_first, is_rounded_apart
 
 SEEDS = st.integers(0, 2**31)
 
@@ -91,6 +91,7 @@ def _tokens(spec: Spec, values: Array, masked: Array, cached: bool = False) -> T
         normed=normed,
         keys=True,
         alone=cached,
+        rounded=is_rounded_apart(spec),
         spec=spec,
         rng=np.random.default_rng(3),
     )
@@ -143,6 +144,14 @@ def test_behind_a_norm_cached_keys_are_loud_and_one_feature_is_massive() -> None
     for bare, count in ((small_spec("rope"), 1 + 30), (small_spec("cope", causal=True), 2)):
         assert (abs(VALUES["massive"](_tokens(bare, plain, masked))) > 400).sum() == count
     assert abs(VALUES["outlier"](_tokens(small_spec("cope", causal=True), plain, masked))).max() < 100
+
+
+@pytest.mark.parametrize("encoding", ["relative", "cope"])
+def test_values_are_large_if_keys_are_so_few_that_rounding_does_not_matter(encoding: str) -> None:
+    cases = made(small_spec(encoding, causal=encoding == "cope"))
+    large = [each.keys for each in cases if abs(each.arrays["hidden_states"]).max() > 300]
+    few, many = (28, 28) if encoding == "cope" else (200, 700)
+    assert any(few / 2 < keys <= few for keys in large) and max(large) <= many
 
 
 @pytest.mark.parametrize("name", ["swin", "swinv2", "rope-dinov3-small"])

@@ -15,6 +15,10 @@ from posexport.spec.contract import SUMS, Bounds, Shape, Values, graph_inputs, s
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case
 
+FARTHEST = 2**62 - 2**32
+"""The position farthest from 0: the difference of two of them, with as many tokens as fit into memory after each, fits
+into int64."""
+
 
 def fit_inputs(
     path: Path, arrays: Mapping[str, Array], spec: Spec, inputs: Values, bounds: Bounds, form: str = "decomposed"
@@ -55,9 +59,12 @@ def fit_inputs(
 def _check_positions(ready: Mapping[str, Array], spec: Spec, of_tokens: str, seq: int) -> None:
     """RequestError if positions lie beyond the last one; the input `of_tokens` has `seq` tokens."""
     if "position_ids" in ready:
-        first = int(ready["position_ids"].max())
-        if spec.consecutive and first > np.iinfo(np.int64).max - seq:
-            raise RequestError(f"'position_ids' begin at {first}, and {seq} tokens go beyond int64: give smaller ones.")
+        first, last = int(ready["position_ids"].min()), int(ready["position_ids"].max())
+        if max(-first, last) > FARTHEST:
+            raise RequestError(
+                f"'position_ids' reach from {first} to {last}, at most {FARTHEST} from 0 are taken, so that distances "
+                "fit into int64: give smaller ones."
+            )
         limits = spec.position_limits() or ()
         placed = ready["position_ids"] if spec.consecutive else ready["position_ids"][:, spec.prefix_tokens :]
         if not (limits or spec.negative_positions) and placed.size and placed.min() < 0:

@@ -179,7 +179,7 @@ def test_own_inputs_give_the_first_position(tmp_path: Path) -> None:
         else:
             refused(result, "'position_ids' reaches from 0 to 64, the table has rows 0 to 63")
     np.savez(inputs, hidden_states=x, position_ids=np.array([[0], [2**63 - 2]]))
-    refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "5 tokens go beyond int64")
+    refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "so that distances fit into int64")
     np.savez(inputs, hidden_states=x, position_ids=np.zeros((2, 5), np.int64))
     refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "'position_ids' has shape [2, 5]")
 

@@ -140,6 +140,11 @@ BAD: dict[str, tuple[Spec, dict[str, Array], str]] = {
     "objects": (ROPE, {"hidden_states": hidden().astype(object), "position_ids": positions()}, "object"),
     "beyond": (TABLE, {"hidden_states": hidden(), "position_ids": positions() + 6}, "reaches from 6 to 8"),
     "negative": (TABLE, {"hidden_states": hidden(), "position_ids": positions() - 1}, "reaches from -1"),
+    "far apart": (
+        ROPE,
+        {"hidden_states": hidden(), "position_ids": positions() + np.iinfo(np.int64).min},
+        "reach from -9223372036854775808 to -9223372036854775806, at most",
+    ),
     "undefined": (
         case("temperature"),
         {"hidden_states": hidden(), "position_ids": positions() - 1},

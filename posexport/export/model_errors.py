@@ -53,8 +53,11 @@ def running(model: nn.Module, decodes: bool = False) -> AbstractContextManager[N
     return _refused(sentence)
 
 
-def exporting(architecture: str) -> AbstractContextManager[None]:
-    """A context in which torch's exporter works on a model that runs. What it raises becomes a RequestError."""
+def exporting(architecture: str, cached: bool = False) -> AbstractContextManager[None]:
+    """A context in which torch's exporter works on a model that runs. What it raises becomes a RequestError.
+
+    `cached` means that the file of a decoder would have caches. Some models can be exported only without.
+    """
 
     def sentence(chain: list[BaseException]) -> str:
         operators = [found for each in chain if (found := _operator(each)) is not None]
@@ -63,8 +66,8 @@ def exporting(architecture: str) -> AbstractContextManager[None]:
         why = said(chain[-1]) if known is None or operators else known[0]
         place = "" if operators else _place(chain)
         return (
-            f"torch can't export {architecture} as a whole{where} ({why}{place}): give --layer in place of "
-            "--model for one layer of it."
+            f"torch can't export {architecture} as a whole{where} ({why}{place}): give "
+            f"{'--kv-cache none, or ' * cached}--layer in place of --model for one layer of it."
         )
 
     return _refused(sentence)

@@ -231,7 +231,8 @@ class _Export:
     def _captured(self, layers: Layers | None, signature: Signature) -> ir.Model:
         model = self.pretrained.model
         alone = nullcontext() if layers is None else only_traced(model, layers)
-        failing = exporting(self.pretrained.architecture) if layers is None else exporting_some_layers()
+        cached = self.pretrained.kind == DECODER and self.how.kv_cache != "none"
+        failing = exporting_some_layers() if layers is not None else exporting(self.pretrained.architecture, cached)
         with torch.no_grad(), exporter.quiet(), unchanged(model), alone, failing:
             self.progress("tracing the model")
             with (

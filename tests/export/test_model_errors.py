@@ -13,7 +13,7 @@ transformers: Any = pytest.importorskip("transformers")
 
 from posexport.errors import RequestError  # noqa: E402
 from posexport.export import whole_model  # noqa: E402
-from posexport.export.model_errors import check_draws_nothing  # noqa: E402
+from posexport.export.model_errors import check_draws_nothing, exporting  # noqa: E402
 from posexport.export.whole_model import HowToExport, export_whole  # noqa: E402
 from posexport.models.pretrained import Pretrained, open_pretrained  # noqa: E402
 
@@ -57,6 +57,14 @@ def test_a_model_that_runs_and_is_not_traced(small: Pretrained, monkeypatch: pyt
         RequestError, match=r"^torch can't export BertModel as a whole \(RuntimeError: no such size\): "
     ):
         export_whole(small, HowToExport())
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_decoder_may_be_exported_without_caches(cached: bool) -> None:
+    """ProphetNet's decoder is; the message named only single layers."""
+    advice = "give --kv-cache none, or --layer in place" if cached else "give --layer in place"
+    with pytest.raises(RequestError, match=rf"can't export X as a whole .*\): {advice}"), exporting("X", cached):
+        _fails()
 
 
 @pytest.mark.parametrize("kind", ["RandomNormalLike", "Bernoulli", "Identity"])

@@ -57,9 +57,11 @@ def drawn_numbers(
 
 def _with_even_tokens(rng: np.random.Generator, values: Array) -> Array:
     """The last of several rows is zero, and some tokens have one number in all features: a power of two, so that their
-    mean and their variance, which is zero, are exact."""
+    mean and their variance, which is zero, are exact. Those of a row have the same sign, so that sums don't cancel out.
+    """
     tokens = values.shape[:-1]
-    even = 2.0 ** rng.integers(-2, 2, tokens) * rng.choice((-1.0, 1.0), tokens)
+    signs = rng.choice((-1.0, 1.0), (tokens[0], *[1] * (len(tokens) - 1)))
+    even = 2.0 ** rng.integers(-2, 2, tokens) * signs
     made = np.where((rng.random(tokens) < EVEN)[..., None], even[..., None], values)
     if len(made) > 1:
         made[-1] = 0.0

@@ -243,10 +243,15 @@ def _same(tokens: Tokens) -> Array:
 
 def _even(tokens: Tokens) -> Array:
     """One number for all features of a token, [batch, tokens, 1]: a power of two, whose mean and whose variance, which
-    is zero, are exact in any order of sums."""
+    is zero, are exact in any order of sums.
+
+    All tokens of a row have the same sign: the sum of two that cancel out would be zero or a rounding error, which a
+    norm makes as large as other values.
+    """
     size = 2.0 ** np.floor(np.log2(usual_size(tokens.spec)))
-    rng, shape = tokens.rng, (*tokens.masked.shape, 1)
-    return np.asarray(size * 2.0 ** rng.integers(-2, 2, shape) * rng.choice((-1.0, 1.0), shape), np.float32)
+    rng, (batch, count) = tokens.rng, tokens.masked.shape
+    powers, signs = rng.integers(-2, 2, (batch, count, 1)), rng.choice((-1.0, 1.0), (batch, 1, 1))
+    return np.asarray(size * 2.0**powers * signs, np.float32)
 
 
 def _alike(tokens: Tokens) -> Array:

@@ -107,6 +107,8 @@ def test_values_have_the_magnitudes_of_their_kind() -> None:
     zeros = VALUES["zeros"](hidden)
     assert not zeros[0, 0].any()
     assert zeros.any(-1).any()
+    even = [row[(np.ptp(row, axis=-1) == 0) & row.any(-1), 0] for row in VALUES["zeros"](_tokens(spec, plain, masked))]
+    assert any(map(len, even)) and all((np.sign(row) == np.sign(row[:1])).all() for row in even)
     assert np.abs(VALUES["outlier"](hidden)).max() > 50
     peaks = VALUES["peaks"](hidden)
     assert np.abs(peaks[:, 4]).mean() > 10 * np.abs(peaks[:, 5]).mean()

@@ -151,12 +151,11 @@ def open_pretrained(folder: Path) -> Pretrained:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
                 options |= {"dtype": "auto", "output_loading_info": True}
                 options["ignore_mismatched_sizes"] = True  # mismatches are listed, and refused below
-                options["trust_remote_code"] = False
-                model, loaded = known.from_pretrained(str(folder), **options)
+                model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
                 pools = POOLING in signature(known.__init__).parameters and not tensors.has_module("pooler")
                 if pools and any("pooler" in name.split(".") for name in loaded["missing_keys"]):
                     options[POOLING] = False  # config.json does not say it
-                    model, loaded = known.from_pretrained(str(folder), **options)
+                    model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
                 break
             except RequestError:
                 raise

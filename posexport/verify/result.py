@@ -223,8 +223,8 @@ class Report:
         """The exit code of the command.
 
         2 if an artifact can't be read; 1 if a verdict failed or, with `strict`, is inconclusive; 3 if parity was not
-        checked on a required runtime, or passed on none; else 0. A runtime that doesn't run graphs counts only if no
-        other was asked for.
+        checked on a required runtime, or passed on none; else 0. A runtime that doesn't run graphs counts only if it is
+        required, or if no other was asked for.
         """
         if self.unreadable:
             return 2
@@ -235,8 +235,8 @@ class Report:
             if not parity or NOT_RUN in parity:
                 return 3
         rows = [row for row in self.verdicts if row.check == PARITY]
-        of_graphs = [row for row in rows if row.runtime not in WITHOUT_GRAPHS]
-        return 0 if any(row.state == PASSED for row in of_graphs or rows) else 3
+        counted = [row for row in rows if row.runtime not in WITHOUT_GRAPHS or row.runtime in required]
+        return 0 if any(row.state == PASSED for row in counted or rows) else 3
 
     def fails(self, verdict: Verdict) -> bool:
         """Whether a verdict failed or, with `strict`, is inconclusive."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import numpy as np
-import onnx
 import pytest
-from helpers import cli
+from faulty_graphs import states_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,12 +110,7 @@ def test_faults_in_bands_fail(tmp_path: Path) -> None:
     }"""
     wrong = "two = Constant<value_float = 2.0>() twice = Mul(z, two) y = Where(b, twice, z)"
     ends = {"right": "y = Identity(z)", **{name: f"{fault} {wrong}" for name, fault in FAULTS.items()}}
-    paths = {name: tmp_path / f"{name}.onnx" for name in ends}
-    for name, end in ends.items():
-        onnx.save(onnx.parser.parse_model(text.replace("FAULT", end)), paths[name])
-    result = cli("verify", *paths.values(), "--against", paths["right"], "--runtime", "ort-cpu", "--json")
-    states = {Path(one["artifact"]).stem: one["state"] for one in json.loads(result.stdout)["verdicts"]}
-    assert states == {name: "passed" if name == "right" else "failed" for name in ends}
+    assert states_of(text, ends, tmp_path) == {name: "passed" if name == "right" else "failed" for name in ends}
 
 
 @pytest.mark.parametrize("longest", [None, 20, 64])

@@ -108,6 +108,9 @@ class Alibi(Encoding):
     def steepness(self, spec: Spec) -> float:
         return max(map(abs, (*slopes_of(self.slopes, spec), *(self.slopes_ahead or ()))))
 
+    def slides(self, spec: Spec) -> bool:
+        return False  # a product for each pair of tokens is faster than laying out the numbers of all heads
+
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
         ahead = None if self.slopes_ahead is None else state["slopes_ahead"]
         return custom_ops.alibi_bias(q_positions, k_positions, state["slopes"], ahead)

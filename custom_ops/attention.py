@@ -6,7 +6,6 @@ forms `native` and `contrib` are in posexport.custom_ops.attention_forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import NUM_HEADS, REQUIRED, SCALE
 from posexport.custom_ops.attention_forms import Call, Results, add_bodies
-from posexport.custom_ops.cache import cached_keys, written_onnx
+from posexport.custom_ops.cache import Write, cached_keys, written_onnx
 from posexport.custom_ops.heads import CappedHeads, Heads, heads_onnx, repeated_onnx, split_onnx, to_heads
 from posexport.custom_ops.operator import Ops, T, cast, constant, dtype_of, operator, rank_of, size_of
 from posexport.custom_ops.visibility import Lengths, hidden_onnx, keyed_onnx, sink_onnx, visible, visible_onnx
@@ -303,15 +302,12 @@ def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.V
     return op.Mul(op.Tanh(op.Div(logits, cap)), cap)
 
 
-def caches_onnx(call: Call, write: Callable[..., ir.Value]) -> tuple[list[ir.Value], Lengths]:
+def caches_onnx(call: Call, write: Write) -> tuple[list[ir.Value], Lengths]:
     """Return the present keys and values (none without a cache) and the numbers of queries and keys.
 
     `write` puts new keys into a shared cache.
     """
-    if call.write_indices is None:
-        return call.present(), call.lengths()
-    lengths, indices, kv_heads = call.lengths(), call.write_indices, call.heads.num_kv_heads
-    return call.present(lambda past, new: write(call.op, past, new, indices, lengths, kv_heads)), lengths
+    return call.present(None if call.write_indices is None else call.write(write)), call.lengths()
 
 
 def by_heads_onnx(op: Ops, t: ir.Value, heads: Heads, width: int) -> ir.Value:
@@ -349,7 +345,7 @@ def finished_onnx(call: Call, out: ir.Value, seen: ir.Value | None) -> ir.Value:
     return call.flat(out)
 
 
-def decomposed_onnx(call: Call, write: Callable[..., ir.Value] = written_onnx) -> Results:
+def decomposed_onnx(call: Call, write: Write = written_onnx) -> Results:
     """Attention in standard operators. `write` puts new keys into a shared cache.
 
     TensorRT fuses it into one kernel in half precision. It does not if there is a tanh, or if sinks are concatenated to

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.cache import grown_onnx, scattered_onnx, written_onnx
+from posexport.custom_ops.cache import Write, grown_onnx, scattered_onnx, tensor_scattered_onnx, written_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, repeated_onnx
 from posexport.custom_ops.operator import MICROSOFT, Operator, Ops, cast, constant, dtype_of, shape_of, size_of
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
@@ -93,6 +93,14 @@ class Call:
             return lengths_onnx(self.op, self.q, self.k)
         seq, length = lengths_onnx(self.op, self.q, self.past[0])
         return seq, length if self.write_indices is not None else self.op.Add(length, seq)
+
+    def write(self, write: Write) -> Callable[[ir.Value, ir.Value], ir.Value]:
+        """Return a function that writes new keys or values into a buffer, for `present`."""
+        assert self.write_indices is not None
+        # as in `cached_keys`, so that its nodes and these become one
+        lengths = lengths_onnx(self.op, self.k, self.past[0])
+        indices, num_kv_heads = self.write_indices, self.heads.num_kv_heads
+        return lambda buffer, new: write(self.op, buffer, new, indices, lengths, num_kv_heads)
 
     def flat(self, t: ir.Value) -> ir.Value:
         """Reshape [B, heads, S, head_dim] to [B, S, heads*head_dim]."""
@@ -201,24 +209,12 @@ def _native(call: Call, ort: bool) -> Results:
         attributes |= {"q_num_heads": heads.num_heads, "kv_num_heads": heads.num_kv_heads, "is_causal": int(causal)}
         out = op.Attention(call.q, k, v, mask.added, **attributes)
     else:
-        present = call.present(partial(_written, call, call.write_indices, ort))
+        # TensorRT supports TensorScatter only for a fixed buffer length
+        scatters = ort or isinstance(shape_of(call.past[0])[2], int)
+        present = call.present(call.write(tensor_scattered_onnx if scatters else written_onnx))
         k, v = (_with_sink_key(call, t, 2, 4) for t in present)
         out = call.flat(op.Attention(heads_onnx(op, call.q, heads.num_heads), k, v, mask.added, **attributes))
     return _without_keyless(call, out, mask), *present
-
-
-def _written(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, new: ir.Value) -> ir.Value:
-    """Write the new keys or values into a buffer. TensorRT supports TensorScatter only for a fixed buffer length."""
-    op, kv_heads = call.op, call.heads.num_kv_heads
-    if ort or isinstance(shape_of(buffer)[2], int):
-        return op.TensorScatter(buffer, heads_onnx(op, new, kv_heads), write_indices, axis=2)
-    return written_onnx(op, buffer, new, write_indices, call.lengths(), kv_heads)
-
-
-def _placed(call: Call, write_indices: ir.Value, ort: bool, buffer: ir.Value, new: ir.Value) -> ir.Value:
-    """Write the new keys or values into a buffer with operators of every opset."""
-    write = scattered_onnx if ort else written_onnx
-    return write(call.op, buffer, new, write_indices, call.lengths(), call.heads.num_kv_heads)
 
 
 def _multi_head(call: Call, ort: bool) -> Results:
@@ -231,7 +227,8 @@ def _multi_head(call: Call, ort: bool) -> Results:
     plain = call.bias is None and call.mask is None and call.sinks is None and not heads.local
     causal = heads.causal and plain and call.square  # runtimes agree only in this case
     mask = _mask(call, covered=causal)
-    present = call.present(None if call.write_indices is None else partial(_placed, call, call.write_indices, ort))
+    write = scattered_onnx if ort else written_onnx  # operators of every opset
+    present = call.present(None if call.write_indices is None else call.write(write))
     if present and ort and call.one_size:
         k, v = (repeated_onnx(op, t, heads, call.head_dim) for t in present)
         axis = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,9 @@ from posexport.custom_ops.arguments import NUM_KV_HEADS
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.operator import ORT_FORMS, Ops, operator
 from posexport.custom_ops.visibility import Lengths, lengths_onnx
+
+Write = Callable[[Ops, "ir.Value", "ir.Value", "ir.Value", Lengths, int], "ir.Value"]
+"""Writes new keys or values into a buffer. The arguments are those of `written_onnx`."""
 
 
 def total_keys(past: Tensor, new: Tensor, write_indices: Tensor | None) -> int:
@@ -64,16 +68,17 @@ def joined_onnx(
     op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, ort: bool = False
 ) -> ir.Value:
     """Do the same as `joined` with the nodes of attention, so that both become one if functions are inlined."""
+    return _joined_onnx(op, past, k, write_indices, num_kv_heads, scattered_onnx if ort else written_onnx)
+
+
+def _joined_onnx(
+    op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, write: Write
+) -> ir.Value:
     if past is None:
         return heads_onnx(op, k, num_kv_heads)
     if write_indices is None:
         return grown_onnx(op, past, k, num_kv_heads)
-    write = scattered_onnx if ort else written_onnx
     return write(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
-
-
-cached_keys.onnx(joined_onnx)
-cached_keys.form(*ORT_FORMS)(partial(joined_onnx, ort=True))
 
 
 def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, num_kv_heads: int) -> ir.Value:
@@ -86,8 +91,8 @@ def written_onnx(
 ) -> ir.Value:
     """Write new [B, S, K*head_dim] into the buffer [B, K, M, head_dim] at write_indices[b] ... + S - 1.
 
-    `lengths` are S and M. Each slot selects its new or its old row. This is one kernel in TensorRT; a scatter takes
-    ten.
+    `lengths` are S and M, as `lengths_onnx` reads them from the new keys and their buffer. Each slot selects its new or
+    its old row. This is one kernel in TensorRT; a scatter takes ten.
     """
     (seq, length), first = lengths, op.Unsqueeze(write_indices, [1])
     steps = op.Sub(op.Range(0, length, 1), first)
@@ -101,10 +106,13 @@ def written_onnx(
 def scattered_onnx(
     op: Ops, buffer: ir.Value, new: ir.Value, write_indices: ir.Value, lengths: Lengths, num_kv_heads: int
 ) -> ir.Value:
-    """Do the same as `written_onnx` with a scatter. On ONNX Runtime, this takes a tenth of a decode step's time."""
-    (seq, _), batch = lengths, op.Shape(new, start=0, end=1)
+    """Do the same as `written_onnx` with a scatter. On ONNX Runtime, this takes a tenth of a decode step's time.
+
+    The indices don't depend on `new` or `buffer`, so keys and values share them.
+    """
+    (seq, _), batch = lengths, op.Shape(write_indices)
     rows = op.Add(op.Unsqueeze(write_indices, [1]), op.Range(0, seq, 1))
-    places = op.Concat(batch, [num_kv_heads], op.Shape(new, start=1, end=2), [1], axis=0)
+    places = op.Concat(batch, [num_kv_heads], op.Unsqueeze(seq, [0]), [1], axis=0)
     at = [
         op.Unsqueeze(op.Range(0, op.Squeeze(batch), 1), [1, 2, 3]),
         op.Unsqueeze(op.Range(0, num_kv_heads, 1), [0, 2, 3]),
@@ -112,6 +120,18 @@ def scattered_onnx(
     ]
     indices = op.Concat(*(op.Expand(axis, places) for axis in at), axis=3)
     return op.ScatterND(buffer, indices, heads_onnx(op, new, num_kv_heads))
+
+
+def tensor_scattered_onnx(
+    op: Ops, buffer: ir.Value, new: ir.Value, write_indices: ir.Value, lengths: Lengths, num_kv_heads: int
+) -> ir.Value:
+    """Do the same as `written_onnx` with TensorScatter-24."""
+    return op.TensorScatter(buffer, heads_onnx(op, new, num_kv_heads), write_indices, axis=2)
+
+
+cached_keys.onnx(joined_onnx)
+cached_keys.form(*ORT_FORMS)(partial(joined_onnx, ort=True))
+cached_keys.form("native:ort")(partial(_joined_onnx, write=tensor_scattered_onnx))
 
 
 def _key_positions_fake(call: Any) -> Tensor:

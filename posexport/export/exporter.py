@@ -26,6 +26,7 @@ from posexport.artifact import onnx_file
 from posexport.custom_ops import operators
 from posexport.errors import RequestError
 from posexport.export import joined_attention, layer_copies, support, torchlib_cache
+from posexport.export.equal_nodes import merge_equal_nodes
 from posexport.export.initializers import Initializers, name_initializers
 from posexport.export.padded_pools import keep_pads_of_pools
 from posexport.export.sizes_of_inputs import read_from_inputs
@@ -178,17 +179,13 @@ def finish(model: ir.Model, form: str) -> None:
             length.shape = None  # the optimizer raises an error for one computed number if it knows the rank
     # Fold axes and scalars that the exporter computes from constants. Weights keep their names and layout.
     optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
-    passes: list[ir.passes.InPlacePass] = [] if form == "function" else [common.InlinePass()]
-    passes += [
-        common.IdentityEliminationPass(),
-        common.CommonSubexpressionEliminationPass(),
-        common.RemoveUnusedNodesPass(),
-        common.RemoveUnusedFunctionsPass(),
-        common.RemoveUnusedOpsetsPass(),
-        common.NameFixPass(),  # a body inside a branch may use the branch's name of a value
-    ]
-    for apply in passes:
-        apply(model)
+    if form != "function":
+        common.InlinePass()(model)
+    common.IdentityEliminationPass()(model)
+    merge_equal_nodes(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    common.NameFixPass()(model)  # a body inside a branch may use the branch's name of a value
     keep_pads_of_pools(model)
     nodes = list(model.graph.all_nodes())
     outputs = [value for node in nodes for value in node.outputs]

@@ -6,7 +6,8 @@ What depends only on sizes, such as a causal mask, is then the same for all laye
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import common
+
+from posexport.export.equal_nodes import merge_equal_nodes
 
 
 def read_from_inputs(model: ir.Model) -> None:
@@ -24,8 +25,7 @@ def read_from_inputs(model: ir.Model) -> None:
         node.replace_input_with(0, given)
         node.attributes.add(ir.AttrInt64("start", axis))
         node.attributes.add(ir.AttrInt64("end", axis + 1))
-    for apply in (common.CommonSubexpressionEliminationPass(), common.RemoveUnusedNodesPass()):
-        apply(model)
+    merge_equal_nodes(model)
 
 
 def _name_of_size(node: ir.Node) -> str:

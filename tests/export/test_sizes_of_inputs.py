@@ -32,6 +32,22 @@ def test_layers_share_the_sum_of_mask_and_bias(positions: str, over: dict[str, A
     assert len(masks) == 1
 
 
+@pytest.mark.parametrize("num_heads", [12, 64])
+def test_layers_share_it_with_many_heads(num_heads: int) -> None:
+    spec = small_spec("alibi", layers=2, causal=True, num_heads=num_heads, hidden_size=4 * num_heads)
+    graph = exported(spec, "native").graph
+    assert len({node.inputs[3] for node in graph if node.op_type == "Attention"}) == 1
+
+
+@pytest.mark.parametrize("form", ["decomposed", "native"])
+@pytest.mark.parametrize("encoding", ["shaw", "cope"])
+def test_scores_read_the_buffer_that_attention_writes(encoding: str, form: str) -> None:
+    spec = small_spec(encoding, causal=True, kv_cache="shared", num_heads=12, hidden_size=48)
+    made = export(spec, weights_for(spec), form=form, target="ort")
+    writes = [node for node in made.graph if node.op_type in ("ScatterND", "TensorScatter")]
+    assert [node.outputs[0].name for node in writes] == ["present_key", "present_value"]
+
+
 def test_a_bias_of_a_layers_weights_stays_with_it() -> None:
     graph = exported(small_spec("t5", layers=3, causal=True), "native").graph
     assert len({node.inputs[3] for node in graph if node.op_type == "Attention"}) == 3

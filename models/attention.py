@@ -113,7 +113,7 @@ class Attention(nn.Module):
         else:
             out, *present = custom_ops.attend_shared(q, k, v, *past, shared.write_indices, *inputs, **attributes)
         if state is not None and context is not None:
-            values = state.encoding.values(state, q, context, bias)
+            values = state.encoding.values(state, q, present[0] if present else k, context, bias)
             out = out if values is None else out + values
         return self.o_proj(out), (present[0], present[1]) if present else None
 

@@ -47,13 +47,6 @@ def rows_at(table: Tensor, index: Tensor) -> Tensor:
     return made
 
 
-def all_keys(state: State, context: AttentionContext) -> Tensor:
-    """Return all keys: [B, T, K*head_dim], or with a cache [B, K, T, head_dim]."""
-    if context.past is None:
-        return context.k
-    return custom_ops.cached_keys(context.past, context.k, context.write_indices, state.spec.num_kv_heads)
-
-
 def heads_of(spec: Spec) -> dict[str, Any]:
     """Return the attributes that operators for scores by difference share."""
     return {"num_heads": spec.num_heads, "scale": spec.scale, "causal": spec.causal}
@@ -172,19 +165,19 @@ class Shaw(Encoding):
         """Return the table row of each difference of consecutive positions."""
         return ahead.clamp(-self.max_distance, self.max_distance_ahead) + self.max_distance
 
-    def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
+    def values(
+        self, state: State, q: Tensor, keys: Tensor, context: AttentionContext, bias: Tensor | None
+    ) -> Tensor | None:
         if not self.relative_values:
             return None
         if context.ahead is not None:
             table = state["values.weight"][: self.max_distance + 1]  # no query sees keys ahead of it
             others = (bias, context.mask, context.sinks, context.write_indices, table)
-            return custom_ops.difference_values(
-                q, all_keys(state, context), *others, **state.spec.attention_attributes()
-            )
+            return custom_ops.difference_values(q, keys, *others, **state.spec.attention_attributes())
         inputs = (bias, context.mask, context.sinks, context.write_indices)
         return custom_ops.offset_values(
             q,
-            all_keys(state, context),
+            keys,
             *inputs,
             *context.positions(),
             state["values.weight"],
@@ -379,4 +372,7 @@ class Cope(Encoding):
         attributes = state.spec.attention_attributes()
         del attributes["softcap"]  # its logits have no cap
         inputs = (context.mask, context.write_indices, state["pos_emb"])
-        return q, custom_ops.contextual_score(q, all_keys(state, context), *inputs, **attributes)
+        keys = context.k
+        if context.past is not None:
+            keys = custom_ops.cached_keys(context.past, keys, context.write_indices, state.spec.num_kv_heads)
+        return q, custom_ops.contextual_score(q, keys, *inputs, **attributes)

@@ -207,10 +207,13 @@ class Encoding:
         """Return the query of the content term, and logits [B, N, S, T] that mix position and content, or None."""
         return q, None
 
-    def values(self, state: State, q: Tensor, context: AttentionContext, bias: Tensor | None) -> Tensor | None:
+    def values(
+        self, state: State, q: Tensor, keys: Tensor, context: AttentionContext, bias: Tensor | None
+    ) -> Tensor | None:
         """Return a term [B, S, N*head_dim] that is added to the result of attention, or None.
 
-        `bias` is the sum of all terms that are added to the logits.
+        `keys` are all keys, [B, T, K*head_dim], or with a cache [B, K, T, head_dim]. `bias` is the sum of all terms
+        that are added to the logits.
         """
         return None
 

@@ -39,13 +39,22 @@ def test_layers_share_it_with_many_heads(num_heads: int) -> None:
     assert len({node.inputs[3] for node in graph if node.op_type == "Attention"}) == 1
 
 
-@pytest.mark.parametrize("form", ["decomposed", "native"])
-@pytest.mark.parametrize("encoding", ["shaw", "cope"])
+@pytest.mark.parametrize(
+    ("encoding", "form"), [(name, form) for name in ("shaw", "cope") for form in ("decomposed", "native")]
+)
 def test_scores_read_the_buffer_that_attention_writes(encoding: str, form: str) -> None:
-    spec = small_spec(encoding, causal=True, kv_cache="shared", num_heads=12, hidden_size=48)
+    assert written(encoding, form) == ["present_key", "present_value"]
+
+
+def test_weighted_values_read_the_buffer_that_a_contrib_operator_writes() -> None:
+    assert written("shaw", "contrib") == []
+
+
+def written(encoding: str, form: str) -> list[str | None]:
+    """The outputs of all nodes that write into a buffer."""
+    spec = small_spec(encoding, causal=True, kv_cache="shared", num_heads=12, hidden_size=96)
     made = export(spec, weights_for(spec), form=form, target="ort")
-    writes = [node for node in made.graph if node.op_type in ("ScatterND", "TensorScatter")]
-    assert [node.outputs[0].name for node in writes] == ["present_key", "present_value"]
+    return [node.outputs[0].name for node in made.graph if node.op_type in ("ScatterND", "TensorScatter")]
 
 
 def test_a_bias_of_a_layers_weights_stays_with_it() -> None:

@@ -62,7 +62,7 @@ LONGER: Mapping[str, Mapping[str, int]] = {
 }
 """Parameters that an encoding needs to take `TOKENS` tokens."""
 
-CHOOSING, CHOOSING_ROUNDS = 2, {PREFILL: 3, DECODE: 12}
+CHOOSING, CHOOSING_ROUNDS = 4, {PREFILL: 3, DECODE: 6}
 SESSIONS, CONFIDENCE, BURSTS = 4, 0.99, {PREFILL: 1, DECODE: 7}
 SESSION_SECONDS, ROUNDS = 1.5, (5, 20)
 

@@ -118,12 +118,14 @@ def sinusoids_onnx(op: Ops, positions: ir.Value, frequencies: ir.Value, scale: f
 
 # Let p = hi * 4096 + lo, with both parts below 4096 for p < 2^24. Turns are below 2^50, so hi * turns[0] + lo *
 # turns[1] is below 2^63. It is the angle of p up to whole turns. Its distance to the nearest half turn is at most a
-# quarter turn, which fp32 holds within 5e-8 rad. Cosine and sine change sign with every half turn.
+# quarter turn, which fp32 holds within 5e-8 rad. Cosine and sine change sign with every half turn. Integer division
+# rounds towards zero, so the distance of a negative angle is up to three quarters of a turn, which fp32 holds within
+# 3e-7 rad. A division that rounds down would need more operators in ONNX.
 
 
 @operator("ExactSinusoids", "cos", "sin")
 def exact_sinusoids(positions: Tensor, turns: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The same as `sinusoids`, but exact at any position below 2^24. Angles are whole numbers in units of 2^-50 turns.
+    """The same as `sinusoids`, but exact from position 0 to 2^24. Angles are whole numbers in units of 2^-50 turns.
 
     Args:
         positions: int64 [B, S] or [B, S, axes].

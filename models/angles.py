@@ -7,7 +7,8 @@ Frequencies are computed with the operations of transformers. An error of one un
 
 `--angles parity` (the default) multiplies fp32 positions by fp32 frequencies. It gives the angles of PyTorch models bit
 for bit. The error of these angles grows with the position (2e-3 at position 100,000). `--angles exact` first reduces
-the angle in integers. Its cosines and sines are within 2.5e-7 of those of float64 at every position up to 2^24.
+the angle in integers. Its cosines and sines are within 2.5e-7 of those of float64 at every position from 0 to
+2^24, and within 1e-6 at negative positions.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def _check_shape(
     """RequestError unless an array has the graph's `shape`, whose dimensions the spec calls `dims`."""
 
     def wrong(why: str) -> RequestError:
-        return RequestError(f"{name!r} has shape {list(array.shape)}, the graph takes {list(shape)}{why}.")
+        first = ", the first position of each row" if name == "position_ids" and dims[1:] == (1,) else ""
+        return RequestError(f"{name!r} has shape {list(array.shape)}, the graph takes {list(shape)}{first}{why}.")
 
     if array.ndim != len(shape):
         raise wrong("")

@@ -96,3 +96,14 @@ def test_exact_angles_at_every_position_to_2_24(name: str) -> None:
         assert float((made.double() - wanted).abs().max()) < 2.5e-7 * largest
     apart = ours(parity, positions, torch.float32)[0].double() - truth[0]
     assert float(apart.abs().max()) > 1e-3  # Exact angles avoid this error.
+
+
+@pytest.mark.parametrize("start", [-30, -(2**24)])
+def test_exact_angles_at_negative_positions(start: int) -> None:
+    """Rows that are padded on the left begin below zero if positions are consecutive."""
+    random = torch.Generator().manual_seed(0)
+    positions = torch.randint(start, 0, (1, 4000), generator=random)
+    exact, parity = SCALINGS["default"] | {"angles": "exact"}, SCALINGS["default"]
+    truth = ours(parity, positions, torch.float64)
+    for made, wanted in zip(ours(exact, positions, torch.float32), truth, strict=True):
+        assert float((made.double() - wanted).abs().max()) < 1e-6

@@ -102,6 +102,12 @@ def nowhere(name: str) -> list[onnx.NodeProto]:
     return [helper.make_node("Sub", [name, name], ["planted"], name="nowhere")]
 
 
+def of_first_row(name: str) -> list[onnx.NodeProto]:
+    """Every row begins where the first one begins."""
+    row = helper.make_node("Constant", [], ["row"], value=numpy_helper.from_array(np.array([0]), "row"))
+    return [row, helper.make_node("Gather", [name, "row"], ["planted"], name="first row", axis=0)]
+
+
 def upside_down(name: str) -> list[onnx.NodeProto]:
     """Rows of cells above a query and rows below it are exchanged."""
     rows = helper.make_node("Constant", [], ["rows"], value=numpy_helper.from_array(np.array(12), "rows"))
@@ -124,6 +130,7 @@ FAULTS: dict[str, tuple[str, str, to.Mutate]] = {
     "window upside down": ("swin", "decomposed", to.before("Mul", 0, upside_down, "v_Add_15")),
     "last cell of a window": ("swin", "decomposed", to.before("Gather", 1, last_cell, "v_Add_18")),
     "start ignored": ("rope", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
+    "start of the first row in all rows": ("rope", "decomposed", to.before("Add", 0, of_first_row, "position_ids")),
     "start of a bias ignored": ("fire", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
     "start of a table ignored": ("learned", "decomposed", to.before("Add", 0, nowhere, "position_ids")),
 }
@@ -181,7 +188,8 @@ def test_own_inputs_give_the_first_position(tmp_path: Path) -> None:
     np.savez(inputs, hidden_states=x, position_ids=np.array([[0], [2**63 - 2]]))
     refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "so that distances fit into int64")
     np.savez(inputs, hidden_states=x, position_ids=np.zeros((2, 5), np.int64))
-    refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), "'position_ids' has shape [2, 5]")
+    message = "'position_ids' has shape [2, 5], the graph takes ['batch', 1], the first position of each row."
+    refused(cli("verify", path, "--runtime", "ort-cpu", "--inputs", inputs), message)
 
 
 @pytest.mark.slow

@@ -66,9 +66,8 @@ class Decoder:
         if self.length + count > self.room:
             raise ValueError(f"{self.length} + {count} tokens don't fit into {self.room} places")
         places = np.arange(self.length, self.length + count, dtype=np.int64)
-        first_alone = (
-            "position_ids" in self.inputs and self.inputs["position_ids"].shape[1] == 1
-        )  # they are consecutive
+        # A file with consecutive positions takes the first of them.
+        first_alone = "position_ids" in self.inputs and self.inputs["position_ids"].shape[1] == 1
         arrays = {
             "hidden_states": states[None].astype(self.dtype),
             "position_ids": places[None, :1] if first_alone else places[None],

@@ -178,16 +178,18 @@ def test_no_array_has_the_logits_of_all_heads_for_many_queries(encoding: str, po
     assert _deepest(model.graph, "Softmax") == (4 if divided else 3)
 
 
-@pytest.mark.parametrize("fields", [{"softcap": 30.0}, {"sinks": True}, {"layers": 2}])
+@pytest.mark.parametrize("fields", [{"softcap": 30.0}, {"sinks": True}, {"layers": 2, "kv_cache": "concat"}])
 def test_what_needs_all_heads_keeps_them(fields: dict[str, Any]) -> None:
-    """Caps and sinks need all heads, and so does a bias that is computed once for several layers."""
+    """Caps and sinks need all heads, and so does a bias that is computed once for several layers with caches."""
     spec = block("alibi", **fields)
     model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
     assert {node.graph for node in graphs(model) if node.op_type == "Softmax"} == {model.graph}
 
 
-def test_layers_with_logits_of_their_own_are_joined() -> None:
-    spec = block("cope", layers=2)
+@pytest.mark.parametrize("encoding", ["cope", "alibi", "sandwich"])
+def test_layers_without_caches_are_joined(encoding: str) -> None:
+    """cope has logits of each layer. The others have one bias for all layers."""
+    spec = block(encoding, layers=2)
     model = export(spec, seeded_weights(spec, 0), form="decomposed", target="ort")
     assert sum(node.op_type == "If" for node in model.graph) == 2
     assert all(node.graph is not model.graph for node in graphs(model) if node.op_type == "Softmax")

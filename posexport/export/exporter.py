@@ -177,8 +177,7 @@ def finish(model: ir.Model, form: str) -> None:
         length = node.inputs[1] if node.op_type == "SplitToSequence" and len(node.inputs) > 1 else None
         if length is not None and length.producer() is not None:
             length.shape = None  # the optimizer raises an error for one computed number if it knows the rank
-    # Fold axes and scalars that the exporter computes from constants. Weights keep their names and layout.
-    optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_reads_no_initializer)
+    _fold_constants(model)
     if form != "function":
         common.InlinePass()(model)
     common.IdentityEliminationPass()(model)
@@ -195,8 +194,23 @@ def finish(model: ir.Model, form: str) -> None:
         holder.metadata_props.clear()
 
 
-def _reads_no_initializer(node: ir.Node) -> bool | None:
-    return False if any(value is not None and value.is_initializer() for value in node.inputs) else None
+def _fold_constants(model: ir.Model) -> None:
+    """Fold axes and scalars that the exporter computes from constants. Initializers keep their names and layout."""
+    given = {*model.graph.initializers.values()}
+
+    def may_fold(node: ir.Node) -> bool | None:
+        return False if any(value in given for value in node.inputs) else None
+
+    optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=may_fold)
+    # Results of the optimizer are initializers without a meaning for users: weights are those that the file was given.
+    for name, value in [*model.graph.initializers.items()]:
+        if value in given or value.is_graph_output():
+            continue
+        constant = ir.node("Constant", [], {"value": value.const_value})
+        model.graph.insert_before(model.graph[0], constant)
+        value.replace_all_uses_with(constant.outputs[0])
+        del model.graph.initializers[name]
+        constant.outputs[0].name = name
 
 
 class _WithoutGraphs:

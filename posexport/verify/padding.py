@@ -23,7 +23,7 @@ These are batches of two or three rows; larger ones have most kinds of padding.
 ALL_ROWS = "all rows"
 """A kind of padding, and of positions, that is drawn once for all rows of a batch, like the beams of one prompt.
 
-These positions don't count up.
+These positions don't count up from the number of cached tokens.
 """
 
 

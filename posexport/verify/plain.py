@@ -172,7 +172,8 @@ def wide_cross(spec: Spec, rng: np.random.Generator, reach: Reach) -> Iterator[D
 
 
 def _plain(name: str, batch: int, seq: int, past: int, encoder: int) -> Draft:
-    return Draft(name, batch, seq, past, 2, encoder, "alike", "none")
+    """A draft of rows alike without padding; about half of them fill a shared buffer up to its last slot."""
+    return Draft(name, batch, seq, past, 2 * ((seq + past) % 2), encoder, "alike", "none")
 
 
 def _with_small_cache(spec: Spec, draft: Draft) -> Draft:

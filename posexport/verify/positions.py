@@ -167,14 +167,22 @@ MIXED = (
 """The kinds that the rows of one batch take in turn with the kind "mixed".
 
 Of any two neighbouring rows, one has far or middle positions, except in a part of the batches (NEARBY). In half
-precision, no row has them: a bias of far keys overflows there, which matters if padding hides a token from itself. If
-biases are steep, rows have only kinds of CLOSE.
+precision, rows have the kinds of HALF instead and, if biases are steep, only kinds of CLOSE.
 """
 
 BELOW = tuple("negative" if kind == "offset" else kind for kind in MIXED)
 """The same with negative positions, if they have a meaning."""
 
-CLOSE = ("consecutive", "offset", "packed", "shuffled", "alike", "still")
+HALF = {"far": "far row", "middle": "far row"}
+"""The kinds that stand in half precision for those whose tokens are far from each other.
+
+A bias of far keys overflows there, which matters if padding hides a token from itself.
+"""
+
+FROM_ANYWHERE = ("offset", "far row", "negative")
+"""Kinds with which the tokens of a row are near each other, but each axis begins somewhere else."""
+
+CLOSE = ("consecutive", "packed", "shuffled", "alike", "still", *FROM_ANYWHERE)
 """Kinds with which the tokens of a row are near each other along an axis."""
 
 STEEP = 0.6
@@ -204,9 +212,10 @@ def is_far_out(spec: Spec, kind: object) -> bool:
 def _close(spec: Spec) -> list[str]:
     """Kinds with which the tokens of a row are no farther apart than the row is long.
 
-    On several axes "offset" is left out: each axis begins at another offset there, so a text is not near a picture.
+    On several axes those of FROM_ANYWHERE are left out: each axis begins somewhere else there, so a text is not near a
+    picture.
     """
-    return [kind for kind in CLOSE if kind != "offset" or spec.position_axes == 1]
+    return [kind for kind in CLOSE if kind not in FROM_ANYWHERE or spec.position_axes == 1]
 
 
 def steepness(spec: Spec) -> float:
@@ -221,7 +230,7 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
     independently; with "alike", the position of a token is the same along every axis, like that of a text.
     """
     if kind == ALL_ROWS:
-        one = position_ids(str(rng.choice(("packed", "shuffled"))), rng, places[:1], spec)
+        one = position_ids(str(rng.choice(_for_all_rows(spec))), rng, places[:1], spec)
         return np.repeat(one, len(places), axis=0)
     mixed = _mixed_kinds(kind, rng, spec)
     if isinstance(kind, At):
@@ -245,11 +254,19 @@ def position_ids(kind: str | At, rng: np.random.Generator, places: Array, spec: 
 
 def _mixed_kinds(kind: str | At, rng: np.random.Generator, spec: Spec) -> Sequence[str]:
     """The kinds that the rows of a batch take in turn if `kind` is "mixed"."""
-    half = spec.dtype != "fp32"
-    kinds = BELOW if spec.negative_positions and not half else MIXED
-    if half or (kind == "mixed" and rng.random() < NEARBY):
-        return [each for each in kinds[::2] if not half or each in _close(spec) or steepness(spec) <= STEEP]
-    return kinds
+    kinds: Sequence[str] = BELOW if spec.negative_positions else MIXED
+    if kind == "mixed" and rng.random() < NEARBY:
+        kinds = kinds[::2]
+    if spec.dtype == "fp32":
+        return kinds
+    kinds = [HALF.get(each, each) for each in kinds]
+    return kinds if steepness(spec) <= STEEP else [each for each in kinds if each in _close(spec)]
+
+
+def _for_all_rows(spec: Spec) -> list[str]:
+    """The kinds that all rows of a batch may have in common; "consecutive" is tried with rows alike anyway."""
+    is_near = spec.dtype == "fp32" or steepness(spec) <= STEEP or "far row" in _close(spec)
+    return ["packed", "shuffled", *(["far row"] if is_near and not spec.ordered else [])]
 
 
 def _end(places: Array, spec: Spec) -> int:

@@ -88,3 +88,25 @@ def test_many_free_slots_meet_rows_prompts_and_long_caches(seed: int) -> None:
     assert any(each.batch >= 4 and each.seq > 1 for each in drafts)
     assert any(each.batch >= 4 and each.seq == 1 and each.past >= 128 for each in drafts)
     assert any(each.seq >= 32 for each in drafts)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_batches_of_many_tokens_have_far_and_negative_positions(encoding: str, dtype: str) -> None:
+    spec = small_spec(encoding, dtype=dtype, kv_cache="concat", causal=True, padding_mask=True, num_heads=4)
+    cases = [each for seed in SEEDS for each in cases_of(spec, seed)]
+    for rows, tokens in (((2, 5), 61), ((6, 16), 61), ((17, 40), 13)):
+        several = [each for each in cases if rows[0] <= each.sizes["batch"] <= rows[1] and each.sizes["seq"] >= tokens]
+        positions = [each.arrays["position_ids"] for each in several]
+        assert any((each >= 2**16).any() for each in positions), f"no row of {rows} is far out"
+        assert any((each < 0).any() for each in positions), f"no row of {rows} begins below zero"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_rows_alike_are_far_out_and_fill_a_buffer(dtype: str) -> None:
+    cases = [each for seed in SEEDS for each in cases_of(spec_of(dtype, "shared"), seed) if each.sizes["batch"] > 1]
+    alike = [each for each in cases if (each.arrays["position_ids"] == each.arrays["position_ids"][:1]).all()]
+    assert any((each.arrays["position_ids"] >= 2**16).any() for each in alike)
+    ends = [each.arrays["write_indices"] + each.sizes["seq"] == each.sizes["max_seq"] for each in cases]
+    assert any(end.all() and each.sizes["seq"] == 1 for end, each in zip(ends, cases, strict=True))
+    assert any(end.all() and each.sizes["seq"] > 1 for end, each in zip(ends, cases, strict=True))

@@ -93,6 +93,9 @@ SHARED = {"causal": True, "kv_cache": "shared", "padding_mask": True}
 STEEP = {"hidden_size": 96, "num_heads": 12, "padding_mask": True, "dtype": "fp16"}
 
 
+HALF = {"causal": True, "padding_mask": True, "dtype": "fp16"}
+
+
 def first_512(model: onnx.ModelProto) -> None:
     """Tokens after the first 512 are dropped, as if the length was fixed by tracing."""
     change_input(
@@ -161,6 +164,27 @@ def seen_in_long_prompts(model: onnx.ModelProto) -> None:
     change_input(model, "attention_mask", change)
 
 
+def clipped_in_batches(bound: str, most: int) -> Mutate:
+    """In 6 or more rows of 61 or more tokens, positions are at most ("Min") or at least ("Max") a number."""
+
+    def change(nodes: Nodes, value: str) -> str:
+        many = of_tokens((6, 2**20), (61, 2**20))(nodes)
+        return nodes.op("Where", many, nodes.op(bound, value, nodes.const(most)), value)
+
+    return lambda model: change_input(model, "position_ids", change)
+
+
+def all_full(nodes: Nodes) -> str:
+    """Several rows fill their buffers, which hold tokens already, to the last slot."""
+    first = nodes.op("ReduceMin", "write_indices", keepdims=0)
+    end = nodes.op("Add", first, nodes.size("hidden_states", 1))
+    return nodes.all_of(
+        within(nodes, nodes.size("hidden_states", 0), 2, 2**20),
+        nodes.op("Greater", first, nodes.const(0)),
+        nodes.op("Equal", end, nodes.size("past_key", 2)),
+    )
+
+
 WIDE_BLOCK = small_spec("rope", causal=True, hidden_size=768, num_heads=12)
 WIDE_CROSS = small_spec("none", cross=True, hidden_size=768, num_heads=12)
 
@@ -182,6 +206,9 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
     "1024 tokens of one row": (WIDE_BLOCK, off(of_tokens((1, 1), (1024, 1024)))),
     "many rows of many tokens": (WIDE_BLOCK, off(wide_batch)),
     "padding of long prompts in half precision": (small_spec("alibi", **STEEP), seen_in_long_prompts),
+    "far rows in half precision": (small_spec("rope", **HALF), clipped_in_batches("Min", 2**15)),
+    "rows below zero in half precision": (small_spec("rope", **HALF), clipped_in_batches("Max", 0)),
+    "rows of full buffers": (small_spec("rope", **SHARED), off(all_full)),
 }
 
 

@@ -337,8 +337,9 @@ def test_rows_in_another_order_are_caught_in_batches_of_any_size(tmp_path: Path)
 
 def test_one_large_feature_leaves_room_for_queries_that_grow() -> None:
     """In half precision, the product of such a query and a key would otherwise exceed 65,504."""
-    largest = {}
+    large = {}
     for floor_scale in (15, 8192):
         spec = small_spec("temperature", floor_scale=floor_scale, attn_scale=0.3, dtype="fp16")
-        largest[floor_scale] = max(float(np.abs(each.arrays["hidden_states"]).max()) for each in _made(spec))
-    assert 100 < largest[15] < 0.8 * largest[8192]
+        peaks = np.array([float(np.abs(each.arrays["hidden_states"]).max()) for each in _made(spec)])
+        large[floor_scale] = peaks[peaks > 40].mean()
+    assert 100 < large[15] < 0.8 * large[8192]

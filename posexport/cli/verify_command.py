@@ -3,7 +3,7 @@ runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,8 +126,10 @@ def verify(
     named = tuple(runtime(name).name for name in dict.fromkeys((*runtimes, *required)))
     if paths:
         check_no_project("files", project_file, allow_outside)
-    if against is not None and module is not None:
-        raise RequestError("both --against and --module were given: files are compared with one of them, so drop one.")
+    _check_together(
+        {"--against": against, "--module": module, "--weights": weights, "--from": checkpoint},
+        {} if inputs is None else {"--reach": options["reach"], "--cases": options["cases"]},
+    )
     original = _original(weights=weights, checkpoint=checkpoint, layer=layer, prefix_tokens=prefix_tokens)
     given = {"--inputs": inputs, "--against": against, "--module": module, "--input": roles or None}
     for option, value in (given | {"--weights or --from": original}).items():
@@ -190,11 +192,22 @@ def verify(
     return console.fail(_missing_sentence(report, required), code) if code == 3 else code
 
 
+def _check_together(truths: Mapping[str, object], of_drawn: Mapping[str, object]) -> None:
+    """RequestError if two options say what files are compared with, or if the user's own inputs are given with an
+    option that is about drawn ones."""
+    known = [option for option, value in truths.items() if value is not None]
+    if len(known) > 1:
+        raise RequestError(
+            f"both {known[0]} and {known[1]} were given: files are compared with one of them, so drop one."
+        )
+    for option, value in of_drawn.items():
+        if value is not None:
+            raise RequestError(f"{option} was given with --inputs: it is about inputs that are drawn, so drop one.")
+
+
 def _original(**given: str | None) -> Original | None:
     """The original that `--weights`, or `--from` with its own options, compare the files with."""
     options = stated(given)
-    if "weights" in options and "checkpoint" in options:
-        raise RequestError("both --weights and --from were given: a file is compared with one of them, so drop one.")
     for name in ("layer", "prefix_tokens"):
         if name in options and "checkpoint" not in options:
             option = f"--{name.replace('_', '-')}"

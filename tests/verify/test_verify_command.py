@@ -137,6 +137,8 @@ def test_a_wrong_graph_that_nothing_here_can_run_does_not_pass(tmp_path: Path) -
         (("none.onnx", "--time-limit", "0"), "--time-limit is"),
         (("none.onnx", "--inputs", "nothing.npz"), "nothing.npz"),
         (("none.onnx", "--inputs", "text.txt"), "text.txt"),
+        (("none.onnx", "--inputs", "x.npz", "--reach", "seq=9"), "--reach was given with --inputs"),
+        (("none.onnx", "--inputs", "x.npz", "--cases", "0"), "--cases was given with --inputs"),
         (("none.onnx", "--junit", "nowhere/r.xml"), "nowhere"),
         (("none.onnx", "--markdown", "folder"), "folder"),
     ],

@@ -16,6 +16,7 @@ import numpy as np
 from posexport.graphs.axes import BATCH, PAST, SEQ, SLOTS
 from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
+from posexport.graphs.input_facts import rows_begin_apart
 from posexport.graphs.numbers import FEATURES
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import is_dynamic, tokens_of_row
@@ -25,6 +26,9 @@ RATIO = 1.5
 
 LONGEST, MOST_ROWS = 600, 40
 """The last rungs of tokens and of rows, if the graph and its cost allow them."""
+
+CROWD = 16
+"""The first rung of steps with more rows than this has up to a quarter of the last rung of cached tokens."""
 
 POWERS = (64, 128, 256, 512)
 """Numbers of keys that are whole blocks of kernels. A step has such a number of keys or one less, by seed."""
@@ -54,6 +58,18 @@ POSITIONS = (
 
 The numbers of these kinds, and that of kinds of padding, have no common factor, so that each kind meets each other one.
 """
+
+
+SPARE, FEW_SPARE = (5, 0, 40, 1, None), 5
+"""The slots of a buffer after the last token that rungs take in turn.
+
+None: half as many as the last rung of cached tokens has, or 40 if there are several rows. Rows share these slots if
+they are more than FEW_SPARE.
+"""
+
+
+APART = (True, True, False)
+"""Whether rows of a buffer begin apart, for rungs of several rows with cached tokens in turn."""
 
 
 @attrs.frozen(kw_only=True)
@@ -96,12 +112,25 @@ def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[C
         corners = _sizes(roles, rng, rows, alone, new, old, cost.longest or math.inf)
     else:
         corners = _sizes_beside(roles, rng, rows, cost.tokens, old)
+    spare = itertools.cycle(SPARE) if is_dynamic(roles, SLOTS) else None
+    turns = itertools.cycle(APART if rows_begin_apart(roles) else (False,))
     for corner in corners:
-        kinds = Kinds(padding=next(padding), values=next(values), positions=next(positions))
-        yield attrs.evolve(corner, encoder=int(next(encoder)), kinds=kinds)
+        apart = corner.batch > 1 and corner.past > 0 and next(turns)
+        kinds = Kinds(padding=next(padding), values=next(values), positions=next(positions), apart=apart)
+        corner = attrs.evolve(corner, encoder=int(next(encoder)), kinds=kinds)
+        yield corner if spare is None else _with_spare(corner, next(spare), old, cost.longest)
     if any(role.kind == "position_ids" for role in roles.values()):
         yield Corner(label="farthest positions", batch=2, seq=33, kinds=Kinds(positions="farthest"))
         yield Corner(label="step of farthest positions", batch=3, seq=1, past=20, kinds=Kinds(positions="farthest"))
+
+
+def _with_spare(corner: Corner, slots: int | None, last: int, longest: int | None) -> Corner:
+    """The corner with so many free slots, an entry of SPARE, or those up to `longest` if these are fewer."""
+    many = last // 2 if corner.batch == 1 else SHORTEST
+    spare = many if slots is None else slots
+    spare = min(spare, max(spare // corner.batch, FEW_SPARE))
+    room = spare if longest is None else max(longest - corner.seq - corner.past, 0)
+    return attrs.evolve(corner, spare=min(spare, room))
 
 
 def _sizes(
@@ -129,8 +158,11 @@ def _sizes(
     one_more = int(rng.integers(2))
     for number, power in enumerate(each for each in POWERS if each < old):
         yield Corner(label="blocks of keys", batch=1, seq=1, past=power - (number + one_more) % 2)
-    for batch in ladder(5, MOST_ROWS, rng):
-        yield Corner(label="many steps", batch=batch, seq=1, past=int(rng.integers(2, SHORTEST)))
+    many = ladder(5, MOST_ROWS, rng)
+    crowd = next(batch for batch in many if batch > CROWD)
+    for batch in many:
+        pasts = (SHORTEST, max(old // 4, SHORTEST + 1)) if batch == crowd else (2, SHORTEST)
+        yield Corner(label="many steps", batch=batch, seq=1, past=int(rng.integers(*pasts)))
     pasts, chunks = (rng.permutation(ladder(*ends, rng)).tolist() for ends in ((1, old - 2), (2, new - 1)))
     for number in range(max(len(pasts), len(chunks))):
         past, seq = pasts[number % len(pasts)], chunks[number % len(chunks)]

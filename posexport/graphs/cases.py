@@ -28,13 +28,15 @@ LEAST = 4
 class Corner:
     """A case before it is drawn: rows, new tokens, cached tokens, tokens of an encoder, and its kinds.
 
-    `encoder` None takes the next of several lengths. `free` is the size of axes without a known meaning.
+    `encoder` None takes the next of several lengths. `spare` are the slots of a buffer after the last token; None: a
+    few. `free` is the size of axes without a known meaning.
     """
 
     label: str
     batch: int = 2
     seq: int
     past: int = 0
+    spare: int | None = None
     encoder: int | None = None
     free: int | None = None
     kinds: Kinds = attrs.field(factory=Kinds)
@@ -64,7 +66,7 @@ _POSITIONS = (
 _CACHED = (
     Corner(label="step", batch=1, seq=1, past=15),
     Corner(label="steps", batch=4, seq=1, past=23, kinds=Kinds(padding="mixed")),
-    Corner(label="chunk", batch=1, seq=5, past=18),
+    Corner(label="chunk", batch=1, seq=5, past=18, kinds=Kinds(values="loud")),
     Corner(label="chunks", batch=3, seq=19, past=19, kinds=Kinds(padding="left", values="zeros")),
     Corner(label="few cached tokens", batch=2, seq=7, past=1, kinds=Kinds(padding="right", values="loud")),
     Corner(label="step of far positions", batch=2, seq=1, past=40, kinds=Kinds(positions="far", values="quiet")),
@@ -164,6 +166,8 @@ def cases_of(
             continue
         sizes = {BATCH: corner.batch, SEQ: corner.seq, PAST: corner.past}
         sizes[ENCODER] = corner.encoder or _ENCODER_LENGTHS[number % len(_ENCODER_LENGTHS)]
+        if corner.spare is not None:
+            sizes[SLOTS] = corner.past + corner.seq + corner.spare
         if pictures:
             sizes |= _sides(roles, number, pictures)
         if corner.free is not None:

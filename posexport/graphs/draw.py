@@ -311,13 +311,14 @@ def draw_inputs(
     for_all = any(BATCH not in role.axes and {SEQ, TOTAL, SLOTS, ENCODER} & {*role.axes} for role in roles.values())
     whole = 0 if for_all else None
     keys = keys_of(kinds.padding, rng, sizes, whole)
-    if {role.kind for role in roles.values() if takes_padding(role)} <= COUNTING:
+    counted = {role.kind for role in roles.values() if takes_padding(role)} <= COUNTING
+    if counted:
         keys = ~np.sort(~keys, axis=1)
     begins = np.full(sizes[BATCH], sizes[PAST])
     if kinds.apart and rows_begin_apart(roles):
         begins[1:] = rng.integers(0, sizes[PAST] + 1, sizes[BATCH] - 1)
         begins[1:][-1:] = 0
-        keys = np.arange(keys.shape[1]) < begins[:, None] + sizes[SEQ]
+        keys = _keys_apart(np.ones_like(keys) if counted else keys, begins, sizes[SEQ])
     padded = pads_encoder(roles)
     of_encoder = {PAST: 0, SEQ: sizes[ENCODER], BATCH: sizes[BATCH]}
     encoder_keys = keys_of("mixed" if padded and sizes[BATCH] > 1 else "none", rng, of_encoder, whole)
@@ -341,6 +342,15 @@ def draw_inputs(
     return DrawnInputs(
         label=label, arrays=arrays, sizes=sizes, kinds=kinds, keys=keys, encoder_keys=encoder_keys, begins=begins
     )
+
+
+def _keys_apart(keys: Array, begins: Array, seq: int) -> Array:
+    """The keys that rows of a buffer see whose `seq` new tokens begin at `begins`: none after these, and at least one
+    of them."""
+    kept = keys & (np.arange(keys.shape[1]) < begins[:, None] + seq)
+    for row, begin in zip(kept, begins.tolist(), strict=True):
+        row[begin + seq - 1] |= not row[begin : begin + seq].any()
+    return kept
 
 
 def _made(draw: _Draw) -> Array:

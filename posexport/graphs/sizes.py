@@ -55,8 +55,8 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
     """Sizes by meaning, as near to the `asked` sizes as the graph allows; total is past + seq.
 
     Without an axis of rows there is one row; without a cache there are no past tokens. No row is longer than the table
-    of positions that it is looked up in. An axis that doesn't take all sizes gets the next larger size that the graph
-    was seen to take, or the largest.
+    of positions that it is looked up in, and a buffer only by a few slots. An axis that doesn't take all sizes gets the
+    next larger size that the graph was seen to take, or the largest.
     """
     fixed = fixed_sizes(roles.values())
     taken = taken_sizes(roles)
@@ -82,7 +82,9 @@ def fitted(roles: Mapping[str, Role], asked: Mapping[str, int]) -> dict[str, int
             sizes[SEQ] = max(total - sizes[PAST], 1)
     sizes[TOTAL] = fixed.get(TOTAL, sizes[PAST] + sizes[SEQ])
     needed = sizes[PAST] + sizes[SEQ]
-    sizes[SLOTS] = fixed.get(SLOTS, max(asked.get(SLOTS, needed + _SPARE), needed))
+    slots = asked.get(SLOTS, needed + _SPARE)
+    slots = slots if limit is None else min(slots, max(limit, needed + _SPARE))
+    sizes[SLOTS] = fixed.get(SLOTS, max(slots, needed))
     for role in roles.values():
         for dim, axis in zip(role.shape, role.axes, strict=True):
             if isinstance(dim, int) or not isinstance(axis, str):

@@ -13,7 +13,7 @@ from faulty_graphs import states_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posexport.graphs.bands import FEWEST_ROWS, LONGEST, MOST_ROWS, RATIO, SHORTEST, Cost, band_corners, ladder
+from posexport.graphs.bands import CROWD, FEWEST_ROWS, LONGEST, MOST_ROWS, RATIO, SHORTEST, Cost, band_corners, ladder
 from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.roles import Role
 
@@ -61,6 +61,12 @@ def test_every_band_of_a_kind_is_met(kind: str, seed: int) -> None:
     assert meets({one for one in found if one is not None}, 2, last) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_many_rows_have_steps_behind_many_tokens(seed: int) -> None:
+    steps = [one for one in band_corners(ROLES, seed, Cost()) if one.seq == 1 and one.batch > CROWD]
+    assert max(one.past for one in steps) >= SHORTEST > min(one.past for one in steps)
+
+
 def test_what_a_graph_fixes_and_what_it_costs_end_ladders() -> None:
     fixed = {"x": attrs.evolve(X, shape=("b", 7, 4))}
     rows = [(one.batch, one.seq) for one in band_corners(fixed, 0, Cost())]
@@ -89,6 +95,45 @@ def test_the_farthest_positions_are_tried(rows: int | None, last: int) -> None:
     roles = {**ROLES, "p": ids}
     cases = cases_of(roles, 0, own=[one for one in band_corners(roles, 0, Cost()) if "farthest" in one.label])
     assert max(int(case.arrays["p"].max()) for case in cases) == last
+
+
+WRITES = attrs.evolve(X, name="w", kind="write_indices", dtype="int64", shape=("b",), axes=("batch",), stated=("b",))
+BUFFER = attrs.evolve(PAST, shape=("b", 1, "slots", 4), axes=("batch", 1, "slots", 4), stated=("b", "1", "slots", "4"))
+MASK = attrs.evolve(
+    WRITES, name="attention_mask", kind="attention_mask", shape=("b", "t"), axes=("batch", "total"), stated=("b", "t")
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_buffers_are_full_and_nearly_empty_and_their_rows_begin_apart(seed: int) -> None:
+    roles = {role.name: role for role in (X, BUFFER, WRITES, MASK)}
+    cases = cases_of(roles, seed, own=[*band_corners(roles, seed, Cost())])
+    steps = [case for case in cases if case.sizes["seq"] == 1 and case.sizes["past"] > 0]
+    for batch in (1, 2):
+        free = {
+            case.sizes["slots"] - int(case.begins.max()) - 1 for case in steps if min(case.sizes["batch"], 2) == batch
+        }
+        assert {0, 1} <= free and max(free) >= (LONGEST // 2 if batch == 1 else SHORTEST // 4), batch
+    apart = [case for case in cases if len({*case.begins.tolist()}) > 1]
+    assert max(int(case.begins.max()) for case in apart if case.sizes["seq"] == 1) > LONGEST // 2
+    assert any(case.sizes["seq"] > 1 and case.begins.max() > 20 for case in apart)
+    assert any(case.sizes["batch"] > 8 for case in apart)
+    assert any(case.keys[row, : case.begins[row]].all() for case in apart for row in range(case.sizes["batch"]))
+    assert any(not case.keys[row, : case.begins[row]].all() for case in apart for row in range(case.sizes["batch"]))
+    for case in cases:
+        assert case.tokens.any(1).all(), "each row has a new token"
+        beyond = np.arange(case.keys.shape[1]) >= case.begins[:, None] + case.sizes["seq"]
+        assert not case.keys[beyond].any(), "no row sees a slot after its last token"
+
+
+def test_a_buffer_is_no_longer_than_the_table_of_its_positions() -> None:
+    ids = attrs.evolve(MASK, name="p", kind="position_ids", axes=("batch", "seq"), stated=("b", "s"), rows=90)
+    roles = {role.name: role for role in (X, BUFFER, WRITES, ids)}
+    slots = [case.sizes["slots"] for case in cases_of(roles, 0, own=[*band_corners(roles, 0, Cost())])]
+    assert 90 <= max(slots) <= 95
+    roles.pop("p")
+    corners = [*band_corners(roles, 0, Cost(longest=50))]
+    assert max(one.seq + one.past + (one.spare or 0) for one in corners) == 50
 
 
 FAULTS = {

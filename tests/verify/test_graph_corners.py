@@ -66,6 +66,13 @@ SHARES = """(float16[b, s, 600] x) => (float16[b, s, 600] y) {
     head = Slice(shares, zero, one, axis) tail = Slice(shares, one, most, axis) END
 }"""
 
+CLIPPED = """(float[b, s, 4] hidden_states, int64[b, total] attention_mask, float[b, 1, past, 4] past_key)
+=> (float[b, 1, total, 4] y) {
+    axis = Constant<value_ints = [1]>() last = Constant<value_ints = [1, 3]>()
+    new = Unsqueeze(hidden_states, axis) TAKE all = Concat<axis = 2>(old, new)
+    wide = Cast<to = 1>(attention_mask) seen = Unsqueeze(wide, last) y = Mul(all, seen)
+}"""
+
 CORNERS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     # fault: (graph, its parts in the right graph, its parts in the wrong graph)
     "new keys added to what a buffer holds": (
@@ -77,6 +84,36 @@ CORNERS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
         BUFFER,
         {"ROWS": "rows = Identity(begins)", "WRITE": "present_key = Where(hit, new, past_key)"},
         {"ROWS": "rows = Slice(begins, first, second, first)"},
+    ),
+    "the last slot of a buffer never written": (
+        BUFFER,
+        {"ROWS": "rows = Identity(begins)", "WRITE": "present_key = Where(hit, new, past_key)"},
+        {
+            "WRITE": "end_slot = Sub(end, one) before = Less(slots, end_slot) flat = Unsqueeze(before, first)"
+            " wide = Unsqueeze(flat, last) both = And(hit, wide) present_key = Where(both, new, past_key)"
+        },
+    ),
+    "places of rows apart far into a buffer": (
+        BUFFER,
+        {"ROWS": "rows = Identity(begins)", "WRITE": "present_key = Where(hit, new, past_key)"},
+        {
+            "ROWS": "most = Constant<value_int = 100>() short = Min(begins, most) low = ReduceMin<keepdims = 0>(begins)"
+            " high = ReduceMax<keepdims = 0>(begins) alike = Equal(low, high) rows = Where(alike, begins, short)"
+        },
+    ),
+    "many free slots of a buffer": (
+        BUFFER,
+        {"ROWS": "rows = Identity(begins)", "WRITE": "present_key = Where(hit, new, past_key)"},
+        {
+            "WRITE": "most = Constant<value_int = 200>() high = ReduceMax<keepdims = 0>(begins) free = Sub(end, high)"
+            " many = Less(most, free) written = Where(hit, new, past_key) twice = Add(written, written)"
+            " present_key = Where(many, twice, written)"
+        },
+    ),
+    "large numbers of a cache": (
+        CLIPPED,
+        {"TAKE": "old = Identity(past_key)"},
+        {"TAKE": "most = Constant<value_float = 7.0>() old = Min(past_key, most)"},
     ),
     "the first tokens kept, not the last": (
         KEPT,

@@ -110,3 +110,11 @@ def test_rows_alike_are_far_out_and_fill_a_buffer(dtype: str) -> None:
     ends = [each.arrays["write_indices"] + each.sizes["seq"] == each.sizes["max_seq"] for each in cases]
     assert any(end.all() and each.sizes["seq"] == 1 for end, each in zip(ends, cases, strict=True))
     assert any(end.all() and each.sizes["seq"] > 1 for end, each in zip(ends, cases, strict=True))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_long_row_of_consecutive_positions_begins_far_out(seed: int) -> None:
+    spec = small_spec("rope", causal=True, kv_cache="concat", positions="consecutive")
+    starts = [each.arrays["position_ids"].max() for each in cases_of(spec, seed) if each.sizes["seq"] > 900]
+    assert 0 in starts
+    assert max(starts) > 2**16

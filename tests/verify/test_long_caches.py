@@ -174,6 +174,16 @@ def clipped_in_batches(bound: str, most: int) -> Mutate:
     return lambda model: change_input(model, "position_ids", change)
 
 
+def long_row_clipped(model: onnx.ModelProto) -> None:
+    """The first position of a row of more than 900 tokens is at most 65,536."""
+
+    def change(nodes: Nodes, value: str) -> str:
+        long = nodes.op("Greater", nodes.size("hidden_states", 1), nodes.const(900))
+        return nodes.op("Where", long, nodes.op("Min", value, nodes.const(65_536)), value)
+
+    change_input(model, "position_ids", change)
+
+
 def all_full(nodes: Nodes) -> str:
     """Several rows fill their buffers, which hold tokens already, to the last slot."""
     first = nodes.op("ReduceMin", "write_indices", keepdims=0)
@@ -208,6 +218,10 @@ FAULTS: dict[str, tuple[Spec, Mutate]] = {
     "padding of long prompts in half precision": (small_spec("alibi", **STEEP), seen_in_long_prompts),
     "far rows in half precision": (small_spec("rope", **HALF), clipped_in_batches("Min", 2**15)),
     "rows below zero in half precision": (small_spec("rope", **HALF), clipped_in_batches("Max", 0)),
+    "a long row far out": (
+        small_spec("rope", causal=True, kv_cache="concat", positions="consecutive"),
+        long_row_clipped,
+    ),
     "rows of full buffers": (small_spec("rope", **SHARED), off(all_full)),
 }
 

@@ -87,7 +87,7 @@ ATTACKS = {
     "external weights": ("a.onnx.data", "verify a.onnx {run} --markdown {file}"),
     "the artifact": ("a.onnx", "verify a.onnx {run} --markdown {file}"),
     "a trusted key": ("k.pub", "verify a.onnx {run} --trust k.pub --markdown {file}"),
-    "given inputs": ("in.npz", "verify a.onnx {run} --inputs in.npz --markdown {file}"),
+    "given inputs": ("in.npz", "verify a.onnx --runtime ort-cpu --inputs in.npz --markdown {file}"),
     "given weights": ("w.safetensors", "verify a.onnx {run} --weights w.safetensors --markdown {file}"),
     "a checkpoint's config": ("checkpoint/config.json", "verify a.onnx {run} --from checkpoint --junit {file}"),
     "a checkpoint's weights": ("checkpoint/model.safetensors", "verify a.onnx {run} --from checkpoint --junit {file}"),

@@ -302,14 +302,6 @@ def _capped_onnx(op: Ops, logits: ir.Value, softcap: float, fused: bool) -> ir.V
     return op.Mul(op.Tanh(op.Div(logits, cap)), cap)
 
 
-def caches_onnx(call: Call, write: Write) -> tuple[list[ir.Value], Lengths]:
-    """Return the present keys and values (none without a cache) and the numbers of queries and keys.
-
-    `write` puts new keys into a shared cache.
-    """
-    return call.present(None if call.write_indices is None else call.write(write)), call.lengths()
-
-
 def by_heads_onnx(op: Ops, t: ir.Value, heads: Heads, width: int) -> ir.Value:
     """Return keys or values [B, N, T, width] from [B, T, K*width], or from a cache [B, K, T, width]."""
     if rank_of(t) == 4:
@@ -351,7 +343,7 @@ def decomposed_onnx(call: Call, write: Write = written_onnx) -> Results:
     TensorRT fuses it into one kernel in half precision. It does not if there is a tanh, or if sinks are concatenated to
     the logits.
     """
-    present, lengths = caches_onnx(call, write)
+    present, lengths = call.present(write), call.lengths()
     return finished_onnx(call, *attended_onnx(call, *laid_out_onnx(call, present), lengths)), *present
 
 

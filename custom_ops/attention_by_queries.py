@@ -11,14 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.attention import (
-    KINDS,
-    attended_onnx,
-    by_heads_onnx,
-    caches_onnx,
-    decomposed_onnx,
-    finished_onnx,
-)
+from posexport.custom_ops.attention import KINDS, attended_onnx, by_heads_onnx, decomposed_onnx, finished_onnx
 from posexport.custom_ops.attention_forms import Call, Results, call_of
 from posexport.custom_ops.by_head import Span, count_of_blocks, scan_onnx
 from posexport.custom_ops.cache import scattered_onnx
@@ -62,7 +55,7 @@ def in_two_ways_onnx(
 
     With a cache, also returns the present keys and values.
     """
-    (present, lengths), heads = caches_onnx(call, scattered_onnx), call.heads
+    present, lengths, heads = call.present(scattered_onnx), call.lengths(), call.heads
     # Heads are laid out before the If, where it needs no copy. Keys are transposed inside, as part of a product.
     pairs = zip(present or (call.k, call.v), (call.head_dim, call.value_dim), strict=True)
     k, v = (by_heads_onnx(call.op, t, heads, width) for t, width in pairs)

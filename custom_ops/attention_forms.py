@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.cache import Write, grown_onnx, scattered_onnx, tensor_scattered_onnx, written_onnx
+from posexport.custom_ops.cache import Write, grown_onnx, tensor_scattered_onnx, write_of, written_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, repeated_onnx
 from posexport.custom_ops.operator import MICROSOFT, Operator, Ops, cast, constant, dtype_of, shape_of, size_of
 from posexport.custom_ops.unsupported import GROUPED_WIDTH, AttentionCall, unsupported_reason
@@ -94,22 +94,19 @@ class Call:
         seq, length = lengths_onnx(self.op, self.q, self.past[0])
         return seq, length if self.write_indices is not None else self.op.Add(length, seq)
 
-    def write(self, write: Write) -> Callable[[ir.Value, ir.Value], ir.Value]:
-        """Return a function that writes new keys or values into a buffer, for `present`."""
-        assert self.write_indices is not None
-        # as in `cached_keys`, so that its nodes and these become one
-        lengths = lengths_onnx(self.op, self.k, self.past[0])
-        indices, num_kv_heads = self.write_indices, self.heads.num_kv_heads
-        return lambda buffer, new: write(self.op, buffer, new, indices, lengths, num_kv_heads)
-
     def flat(self, t: ir.Value) -> ir.Value:
         """Reshape [B, heads, S, head_dim] to [B, S, heads*head_dim]."""
         return self.op.Reshape(self.op.Transpose(t, perm=[0, 2, 1, 3]), [0, 0, -1])
 
-    def present(self, write: Callable[[ir.Value, ir.Value], ir.Value] | None = None) -> list[ir.Value]:
-        """Return the caches with the new keys and values, by `write` or else appended. Empty without a cache."""
-        write = write or (lambda past, new: grown_onnx(self.op, past, new, self.heads.num_kv_heads))
-        return [write(past, new) for past, new in zip(self.past, (self.k, self.v), strict=False)]
+    def present(self, write: Write = written_onnx) -> list[ir.Value]:
+        """Return the caches with the new keys and values: appended, or put into buffers by `write`. Empty without a
+        cache."""
+        op, num_kv_heads, pairs = self.op, self.heads.num_kv_heads, zip(self.past, (self.k, self.v), strict=False)
+        if self.write_indices is None:
+            return [grown_onnx(op, past, new, num_kv_heads) for past, new in pairs]
+        # as in `cached_keys`, so that its nodes and these become one
+        lengths = lengths_onnx(op, self.k, self.past[0])
+        return [write(op, past, new, self.write_indices, lengths, num_kv_heads) for past, new in pairs]
 
 
 @dataclass(frozen=True)
@@ -211,7 +208,7 @@ def _native(call: Call, ort: bool) -> Results:
     else:
         # TensorRT supports TensorScatter only for a fixed buffer length
         scatters = ort or isinstance(shape_of(call.past[0])[2], int)
-        present = call.present(call.write(tensor_scattered_onnx if scatters else written_onnx))
+        present = call.present(tensor_scattered_onnx if scatters else written_onnx)
         k, v = (_with_sink_key(call, t, 2, 4) for t in present)
         out = call.flat(op.Attention(heads_onnx(op, call.q, heads.num_heads), k, v, mask.added, **attributes))
     return _without_keyless(call, out, mask), *present
@@ -227,8 +224,7 @@ def _multi_head(call: Call, ort: bool) -> Results:
     plain = call.bias is None and call.mask is None and call.sinks is None and not heads.local
     causal = heads.causal and plain and call.square  # runtimes agree only in this case
     mask = _mask(call, covered=causal)
-    write = scattered_onnx if ort else written_onnx  # operators of every opset
-    present = call.present(None if call.write_indices is None else call.write(write))
+    present = call.present(write_of(ort))
     if present and ort and call.one_size:
         k, v = (repeated_onnx(op, t, heads, call.head_dim) for t in present)
         axis = 2

@@ -64,23 +64,6 @@ def joined(past: Tensor | None, k: Tensor, write_indices: Tensor | None, num_kv_
     return to_heads(k, num_kv_heads) if past is None else cached_keys.eager(past, k, write_indices, num_kv_heads)
 
 
-def joined_onnx(
-    op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, ort: bool = False
-) -> ir.Value:
-    """Do the same as `joined` with the nodes of attention, so that both become one if functions are inlined."""
-    return _joined_onnx(op, past, k, write_indices, num_kv_heads, scattered_onnx if ort else written_onnx)
-
-
-def _joined_onnx(
-    op: Ops, past: ir.Value | None, k: ir.Value, write_indices: ir.Value | None, num_kv_heads: int, write: Write
-) -> ir.Value:
-    if past is None:
-        return heads_onnx(op, k, num_kv_heads)
-    if write_indices is None:
-        return grown_onnx(op, past, k, num_kv_heads)
-    return write(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
-
-
 def grown_onnx(op: Ops, past: ir.Value, new: ir.Value, num_kv_heads: int) -> ir.Value:
     """Append new [B, S, K*head_dim] to the cache [B, K, P, head_dim]."""
     return op.Concat(past, heads_onnx(op, new, num_kv_heads), axis=2)
@@ -129,9 +112,30 @@ def tensor_scattered_onnx(
     return op.TensorScatter(buffer, heads_onnx(op, new, num_kv_heads), write_indices, axis=2)
 
 
+def write_of(ort: bool) -> Write:
+    """Return how keys and values are written with operators of every opset."""
+    return scattered_onnx if ort else written_onnx
+
+
+def joined_onnx(
+    op: Ops,
+    past: ir.Value | None,
+    k: ir.Value,
+    write_indices: ir.Value | None,
+    num_kv_heads: int,
+    write: Write = written_onnx,
+) -> ir.Value:
+    """Do the same as `joined` with the nodes of attention, so that both become one if functions are inlined."""
+    if past is None:
+        return heads_onnx(op, k, num_kv_heads)
+    if write_indices is None:
+        return grown_onnx(op, past, k, num_kv_heads)
+    return write(op, past, k, write_indices, lengths_onnx(op, k, past), num_kv_heads)
+
+
 cached_keys.onnx(joined_onnx)
-cached_keys.form(*ORT_FORMS)(partial(joined_onnx, ort=True))
-cached_keys.form("native:ort")(partial(_joined_onnx, write=tensor_scattered_onnx))
+cached_keys.form(*ORT_FORMS)(partial(joined_onnx, write=scattered_onnx))
+cached_keys.form("native:ort")(partial(joined_onnx, write=tensor_scattered_onnx))
 
 
 def _key_positions_fake(call: Any) -> Tensor:

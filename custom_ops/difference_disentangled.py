@@ -18,7 +18,7 @@ from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.bias import fake_logits
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
-from posexport.custom_ops.cache import joined, joined_onnx, total_keys
+from posexport.custom_ops.cache import joined, joined_onnx, total_keys, write_of
 from posexport.custom_ops.difference_scores import difference_score_by_head, products_onnx
 from posexport.custom_ops.differences import blocks_onnx
 from posexport.custom_ops.disentangled import disentangled, disentangled_by_head
@@ -153,7 +153,7 @@ def _score(
         return _own_keys(op, op.Mul(heads_onnx(op, k, num_heads), factor), taken, first, queries, ort)
 
     def many(op: Ops) -> ir.Value:
-        heads = joined_onnx(op, past, k, write_indices, num_heads, ort)
+        heads = joined_onnx(op, past, k, write_indices, num_heads, write_of(ort))
         keys = op.Shape(heads, start=2, end=3)
         first = op.Unsqueeze(op.Sub(keys, queries) if write_indices is None else write_indices, [1])
         blocks = op.Div(op.Sub(op.Add(keys, queries), 1), queries)

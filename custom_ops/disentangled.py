@@ -16,7 +16,7 @@ from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import REQUIRED, SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
-from posexport.custom_ops.cache import joined, joined_onnx
+from posexport.custom_ops.cache import joined, joined_onnx, write_of
 from posexport.custom_ops.heads import heads_onnx, to_heads
 from posexport.custom_ops.one_query import OneKey, one_query_onnx
 from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, size_of, wide
@@ -163,7 +163,7 @@ def disentangled_by_head(
     def parts(op: Ops) -> list[Any]:
         second: tuple[ir.Value | None, ...] = (None, None, None)
         if queried is not None:
-            keys = joined_onnx(op, past, k, write_indices, num_heads, ort)
+            keys = joined_onnx(op, past, k, write_indices, num_heads, write_of(ort))
             second = (keys, index_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort), queried)
         return [queries, by_query, keyed, *second]
 

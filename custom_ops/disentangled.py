@@ -111,7 +111,7 @@ def disentangled_by_head(
     """The body of `disentangled_score`."""
     offset = clipped_onnx(op, distances_onnx(op, positions), size_of(buckets, 0) // 2)
     rows, factor = op.Gather(buckets, offset, axis=0), constant(op, scale, dtype_of(q))
-    queries, by_query = heads_onnx(op, q, num_heads), index_onnx(op, rows, ort)
+    queries, by_query = heads_onnx(op, q, num_heads), index_onnx(op, rows)
     last = op.Slice(buckets, [-1], [2**31 - 1], [0])
 
     def of_heads(table: ir.Value) -> ir.Value:
@@ -164,7 +164,7 @@ def disentangled_by_head(
         second: tuple[ir.Value | None, ...] = (None, None, None)
         if queried is not None:
             keys = joined_onnx(op, past, k, write_indices, num_heads, write_of(ort))
-            second = (keys, index_onnx(op, op.Transpose(rows, perm=[0, 2, 1]), ort), queried)
+            second = (keys, index_onnx(op, op.Transpose(rows, perm=[0, 2, 1])), queried)
         return [queries, by_query, keyed, *second]
 
     def few(op: Ops) -> ir.Value:

@@ -257,7 +257,7 @@ def _relative_table(
 ) -> ByHead:
     # no transposed rows of rank 3: ONNX Runtime 1.31 crashes on them in fp16 next to a second MatMul
     rows = op.MatMul(op.Reshape(r_proj, [*shape_of(position_bias), -1]), op.Transpose(table, perm=[1, 0]))
-    index = index_onnx(op, clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2), ort)
+    index = index_onnx(op, clipped_onnx(op, distances_onnx(op, positions), size_of(table, 0) // 2))
     heads = biased_onnx(op, q, position_bias, scale)
 
     def make(op: Ops, count: int, heads: ir.Value, rows: ir.Value, index: ir.Value) -> ir.Value:

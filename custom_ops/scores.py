@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,18 @@ from posexport.custom_ops.attention import Added, keys_onnx, weights_of, weights
 from posexport.custom_ops.bias import ahead_onnx, clipped, clipped_onnx, distances
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head, scan_onnx
 from posexport.custom_ops.heads import CappedHeads, heads_onnx, to_heads
-from posexport.custom_ops.operator import ORT_FORMS, Ops, cast, constant, dtype_of, few_onnx, operator, size_of, wide
+from posexport.custom_ops.operator import (
+    ORT_FORMS,
+    TENSORRT_FORMS,
+    Ops,
+    cast,
+    constant,
+    dtype_of,
+    few_onnx,
+    operator,
+    size_of,
+    wide,
+)
 from posexport.custom_ops.relative import fake_score
 from posexport.custom_ops.tables import index_onnx, picked, picked_onnx
 from posexport.custom_ops.visibility import keyed_onnx, lengths_onnx
@@ -68,7 +80,7 @@ def _offset_score(
         scores = op.MatMul(heads, op.Transpose(table, perm=[1, 0]))
         return cast(op, picked_onnx(op, scores, index, count), ir.DataType.FLOAT)
 
-    index = index_onnx(op, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead), ort)
+    index = index_onnx(op, clipped_onnx(op, ahead_onnx(op, positions), behind, ahead))
     return by_head(op, heads, (heads, index), make)
 
 
@@ -155,7 +167,7 @@ def _offset_values_onnx(
     heads: CappedHeads,
     behind: int,
     ahead: int,
-    ort: bool = False,
+    target: str = "portable",
 ) -> ir.Value:
     lengths = lengths_onnx(op, q, k)
     weights, seen = weights_onnx(op, q, keys_onnx(op, q, k, heads), added, heads, lengths, write_indices)
@@ -163,18 +175,24 @@ def _offset_values_onnx(
         weights = op.Slice(weights, [1], [2**31 - 1], [3])
     index = clipped_onnx(op, ahead_onnx(op, positions), behind, ahead)
 
+    # rows of the identity are shorter than rows of a small table; the sums of weights are then multiplied by the table
+    small = target != "tensorrt" and size_of(table, 0) < size_of(table, 1)
+    looked_up = cast(op, op.Constant(value=ir.tensor(np.eye(size_of(table, 0), dtype=np.float32))), dtype_of(table))
+    looked_up = looked_up if small else table
+
     def few(op: Ops) -> ir.Value:
-        return op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), op.Gather(table, index, axis=0))
+        return op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), op.Gather(looked_up, index, axis=0))
 
     def one(op: Ops, number: ir.Value) -> ir.Value:
-        rows = op.Gather(table, op.Gather(index, number, axis=1), axis=0)
+        rows = op.Gather(looked_up, op.Gather(index, number, axis=1), axis=0)
         return op.MatMul(op.Gather(weights, number, axis=2), rows)
 
     def many(op: Ops) -> ir.Value:
         """Compute one query after the other, because each needs a row for every key: [S, B, N, head_dim]."""
         return op.Transpose(scan_onnx(op, lengths[0], one), perm=[1, 0, 2, 3])
 
-    out = few_onnx(op, True, op.Shape(q, start=1, end=2), few, many) if ort else few(op)
+    out = few_onnx(op, True, op.Shape(q, start=1, end=2), few, many) if target == "ort" else few(op)
+    out = op.MatMul(out, table) if small else out
     if added.mask is not None and added.sinks is None:
         assert seen is not None
         keyed = cast(op, keyed_onnx(op, seen, dtype_of(q)), dtype_of(q))
@@ -183,4 +201,5 @@ def _offset_values_onnx(
 
 
 offset_values.onnx(_offset_values_onnx)
-offset_values.form(*ORT_FORMS)(partial(_offset_values_onnx, ort=True))
+offset_values.form(*ORT_FORMS)(partial(_offset_values_onnx, target="ort"))
+offset_values.form(*TENSORRT_FORMS)(partial(_offset_values_onnx, target="tensorrt"))

@@ -19,9 +19,9 @@ def picked_onnx(op: Ops, scores: ir.Value, index: ir.Value, num_heads: int) -> i
     return op.GatherElements(scores, index, axis=-1)
 
 
-def index_onnx(op: Ops, index: ir.Value, ort: bool) -> ir.Value:
-    """Reshape an index [B, S, T] to [B, 1, S, T]. On ONNX Runtime it becomes int32, which takes half the bytes."""
-    return op.Unsqueeze(op.Cast(index, to=ir.DataType.INT32) if ort else index, [1])
+def index_onnx(op: Ops, index: ir.Value) -> ir.Value:
+    """Reshape an index [B, S, T] to [B, 1, S, T]. It becomes int32: an index of all heads then takes half the bytes."""
+    return op.Unsqueeze(op.Cast(index, to=ir.DataType.INT32), [1])
 
 
 def rows_of_onnx(op: Ops, table: ir.Value, rows: ir.Value) -> ir.Value:

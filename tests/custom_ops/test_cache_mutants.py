@@ -116,7 +116,7 @@ FAULTS: dict[str, Fault] = {
     "seen one later": Fault("shared", to.before("Unsqueeze", 0, to.later, "write_indices", 1), OFF, "'Constant one"),
     "what lies behind is wiped": Fault("shared", wiped, "'present_value' is off by", "wiped"),
     "nothing written": Fault("shared", unwritten, OFF, "Where"),
-    "mask not read": Fault("shared", to.bypassed("And", 0, "v_GreaterOrEqual_46"), OFF, "And"),
+    "mask not read": Fault("shared", to.bypassed("And", 0, "v_GreaterOrEqual", 1), OFF, "And"),
     "what lies behind is seen": Fault("shared both ways", to.operator("Less", "LessOrEqual"), OFF, "LessOrEqual"),
     "encoder's mask inverted": Fault("encoder", to.before("Unsqueeze", 0, inverted, "v_Cast"), OFF, "inverted"),
 }  # fmt: skip

@@ -63,16 +63,6 @@ class Positions(Generic[T]):
     k_positions: T
 
 
-@dataclass(frozen=True)
-class Angles(Generic[T]):
-    """The cosines and sines of queries and keys, [B, S or T, P]."""
-
-    q_cos: T
-    q_sin: T
-    k_cos: T
-    k_sin: T
-
-
 def _scaled(cos: Tensor, sin: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
 

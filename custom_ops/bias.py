@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.angles import Angles, Positions
+from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
+from posexport.custom_ops.near_keys import Frequencies, Turns, by_distance_onnx
 from posexport.custom_ops.operator import Ops, cast, constant, operator, shape_of, size_of, wide
 
 
@@ -284,48 +286,70 @@ def _kerple(
 add_by_head(kerple_bias, _kerple, scans=False)
 
 
-@operator(
-    "CosineBias",
-    "bias",
-    fake=lambda call: fake_logits(call.q_cos, call.k_cos.shape[1], call.rates.shape[0], call.rates.dtype),
-)
+@operator("CosineBias", "bias", fake=lambda call: fake_bias(call, call.rates))
 def cosine_bias(
-    q_cos: Tensor, q_sin: Tensor, k_cos: Tensor, k_sin: Tensor, rates: Tensor, below_zero: bool = False
+    q_positions: Tensor,
+    k_positions: Tensor,
+    rates: Tensor,
+    frequencies: Tensor | None = None,
+    turns: Tensor | None = None,
+    below_zero: bool = False,
 ) -> Tensor:
-    """rate * sum over f of cos(w_f (p_i - p_j)), from the cosines and sines of w_f p (Sandwich: Chi et al. 2023,
-    arXiv:2212.10356, section 5).
+    """rate * sum over f of cos(w_f (p_i - p_j)) (Sandwich: Chi et al. 2023, arXiv:2212.10356, section 5).
 
     Args:
-        q_cos, q_sin: float32 [B, S, P], for the positions of the queries.
-        k_cos, k_sin: float32 [B, T, P], for the positions of the keys.
+        q_positions: int64 [B, S], positions of the queries.
+        k_positions: int64 [B, T], positions of the keys.
         rates: float32 [num_heads].
+        frequencies: float32 [P], w_f in radians per position; None if turns are given.
+        turns: int64 [2, P], exact frequencies, as in `exact_sinusoids`.
         below_zero: whether the bias at distance 0 is subtracted, which does not change softmax.
 
     Returns:
         The bias, float32 [B, num_heads, S, T].
 
     Example:
-        >>> cos, sin = sinusoids(torch.tensor([[0, 3]]), torch.tensor([1.0]))
-        >>> cosine_bias(cos, sin, cos, sin, torch.tensor([2.0]))
-        tensor([[[[ 2.0000, -1.9800],
-                  [-1.9800,  2.0000]]]])
+        >>> cosine_bias(torch.tensor([[3]]), torch.tensor([[0, 3]]), torch.tensor([2.0]), torch.tensor([1.0]))
+        tensor([[[[-1.9800,  2.0000]]]])
     """
-    left, right = torch.cat((q_cos, q_sin), -1), torch.cat((k_cos, k_sin), -1)
+    angles, first = Frequencies(frequencies, turns), k_positions.amin(1, keepdim=True)
+    left, right = (torch.cat(angles.sides(side - first), -1) for side in (q_positions, k_positions))
     product = left @ right.transpose(1, 2)
-    product = product - q_cos.shape[-1] if below_zero else product
+    product = product - left.shape[-1] // 2 if below_zero else product
     return product.unsqueeze(1) * rates.view(-1, 1, 1)
 
 
-def _cosine(op: Ops, angles: Angles[ir.Value], rates: ir.Value, below_zero: bool, ort: bool = False) -> ByHead:
+def _cosine(
+    op: Ops,
+    positions: Positions[ir.Value],
+    rates: ir.Value,
+    angles: Frequencies[ir.Value],
+    below_zero: bool,
+    ort: bool = False,
+) -> ByHead:
     # cos(w (p_i - p_j)) = cos cos + sin sin: one product for any positions
-    def product(op: Ops) -> list[ir.Value]:
-        left, right = (op.Concat(angles.q_cos, angles.q_sin, axis=-1), op.Concat(angles.k_cos, angles.k_sin, axis=-1))
-        sums = op.MatMul(left, op.Transpose(right, perm=[0, 2, 1]))
-        if below_zero:
-            sums = op.Sub(sums, constant(op, float(size_of(angles.q_cos, -1))))
-        return [op.Unsqueeze(sums, [1])]
+    def summed(op: Ops, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> ir.Value:
+        turned = op.Transpose(op.Concat(*right, axis=-1), perm=[0, 2, 1])
+        sums: ir.Value = op.MatMul(op.Concat(*left, axis=-1), turned)
+        constants = angles.frequencies or angles.turns
+        assert constants is not None  # one of them is given
+        return op.Sub(sums, constant(op, float(size_of(constants, -1)))) if below_zero else sums
 
-    return rated(op, angles.q_cos, [rates], product)
+    def product(op: Ops) -> ir.Value:
+        first = op.ReduceMin(positions.k_positions, [1])  # positions relative to it give small, more exact angles
+        sides = (op.Sub(side, first) for side in (positions.q_positions, positions.k_positions))
+        return op.Unsqueeze(summed(op, *(angles.sides_onnx(op, side) for side in sides)), [1])
+
+    def near(op: Ops, turns: Turns[ir.Value], columns: ir.Value) -> ir.Value:
+        sums = summed(op, (turns.coarse_cos, turns.coarse_sin), (turns.fine_cos, turns.fine_sin))
+        return op.Gather(op.Reshape(sums, [-1]), op.Unsqueeze(columns, [1, 2]), axis=0)
+
+    def few(op: Ops) -> ir.Value:
+        return op.Mul(by_distance_onnx(op, positions, angles, near, product), op.Unsqueeze(rates, [0, 2, 3]))
+
+    made = rated(op, positions.q_positions, [rates], lambda op: [product(op)])
+    few_keys = isinstance(shape_of(positions.k_positions)[1], int)  # then there is nothing to save
+    return attrs.evolve(made, few=few) if ort and not few_keys else made
 
 
 add_by_head(cosine_bias, _cosine, scans=False)

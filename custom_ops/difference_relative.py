@@ -13,8 +13,9 @@ from posexport.custom_ops import ir
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.by_head import ByHead, Parts, Span, add_by_head
 from posexport.custom_ops.differences import columns_onnx, fake_laid_out, laid_out, slid
+from posexport.custom_ops.near_keys import FINE, Turns
 from posexport.custom_ops.operator import Ops, cast, dtype_of, operator, shape_of, size_of
-from posexport.custom_ops.relative import FINE, Turns, biased, biased_onnx, turned_onnx
+from posexport.custom_ops.relative import biased, biased_onnx, turned_onnx
 
 
 def coarse_and_fine(ahead: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posexport.custom_ops import ir
-from posexport.custom_ops.angles import Positions, exact_onnx, exact_sinusoids, sinusoids, sinusoids_onnx
+from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.arguments import SCALE
 from posexport.custom_ops.bias import clipped, clipped_onnx, distances, distances_onnx, fake_logits
 from posexport.custom_ops.by_head import ByHead, add_by_head, by_head
-from posexport.custom_ops.operator import (
-    Ops,
-    T,
-    cast,
-    constant,
-    dtype_of,
-    either_onnx,
-    operator,
-    shape_of,
-    size_of,
-    wide,
-)
+from posexport.custom_ops.near_keys import Frequencies, Turns, by_distance_onnx
+from posexport.custom_ops.operator import Ops, cast, constant, dtype_of, operator, shape_of, size_of, wide
 from posexport.custom_ops.tables import index_onnx, picked, picked_onnx
 
 
@@ -45,20 +34,6 @@ def fake_score(call: Any, keys: Tensor, num_heads: int) -> Tensor:
     return fake_logits(call.q, keys.shape[2 if keys.dim() == 4 else 1], num_heads, call.q.dtype)
 
 
-FINE = 128
-"""The number of differences that share a coarse angle."""
-
-
-@dataclass(frozen=True)
-class Turns(Generic[T]):
-    """Cosines and sines of coarse positions [B|1, R], and of fine positions [1, FINE] that are subtracted from them."""
-
-    coarse_cos: T
-    coarse_sin: T
-    fine_cos: T
-    fine_sin: T
-
-
 def turned_onnx(op: Ops, heads: ir.Value, turns: Turns[ir.Value], r_proj: ir.Value, shape: list[int]) -> ir.Value:
     """Return queries [B, N, S, head_dim] . W_r R of every coarse minus every fine position, float32 [B, N, S, R*FINE].
 
@@ -74,27 +49,6 @@ def turned_onnx(op: Ops, heads: ir.Value, turns: Turns[ir.Value], r_proj: ir.Val
     fine = (op.Transpose(op.Squeeze(side, [0]), perm=[1, 0]) for side in (turns.fine_cos, turns.fine_sin))
     scores = op.Add(*(op.MatMul(one, other) for one, other in zip((by_cos, by_sin), fine, strict=True)))
     return op.Reshape(scores, [0, 0, 0, -1])
-
-
-@dataclass(frozen=True)
-class Frequencies(Generic[T]):
-    """The frequencies of the vectors of distances, as numbers or as exact turns."""
-
-    frequencies: T | None
-    turns: T | None
-
-    def sides(self: Frequencies[Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of positions."""
-        if self.frequencies is not None:
-            return sinusoids.eager(positions, self.frequencies, 1.0)
-        return exact_sinusoids.eager(positions, self.turns, 1.0)
-
-    def sides_onnx(self: Frequencies[ir.Value], op: Ops, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Do the same as `sides`, in ONNX."""
-        if self.frequencies is not None:
-            return sinusoids_onnx(op, positions, self.frequencies, 1.0)
-        assert self.turns is not None  # one of them is given
-        return exact_onnx(op, positions, self.turns, 1.0)
 
 
 @operator("RelativeScore", "score", fake=lambda call: fake_score(call, call.k_positions, call.position_bias.shape[0]))
@@ -177,30 +131,14 @@ def _relative(
     def product(op: Ops, count: int, left: ir.Value, right: ir.Value) -> ir.Value:
         return cast(op, op.MatMul(left, op.Transpose(right, perm=[0, 1, 3, 2])), ir.DataType.FLOAT)
 
-    queries, keys = (op.Shape(side, start=1, end=2) for side in (q, positions.k_positions))
-
     def few(op: Ops) -> ir.Value:
-        first = op.Slice(positions.q_positions, [0], [1], [1])
-        behind = op.Sub(first, positions.k_positions)
-        near = op.And(
-            op.GreaterOrEqual(op.ReduceMin(behind, keepdims=0), 0),
-            op.Less(op.ReduceMax(behind, keepdims=0), op.Squeeze(keys)),
-        )
+        def near(op: Ops, turns: Turns[ir.Value], columns: ir.Value) -> ir.Value:
+            scores = turned_onnx(op, heads, turns, r_proj, shape)
+            return picked_onnx(op, scores, op.Unsqueeze(columns, [1, 2]), shape[0])
 
-        def one_query(op: Ops) -> ir.Value:
-            blocks = op.Div(op.Add(keys, FINE - 1), FINE)
-            last = op.Sub(op.Mul(blocks, FINE), 1)  # the column of distance d is last - d
-            coarse = op.Sub(last, op.Mul(op.Range(0, op.Squeeze(blocks), 1), FINE))
-            fine = op.Range(0, FINE, 1)
-            turned = (side for at in (coarse, fine) for side in angles.sides_onnx(op, op.Unsqueeze(at, [0])))
-            scores = turned_onnx(op, heads, Turns(*turned), r_proj, shape)
-            return picked_onnx(op, scores, op.Unsqueeze(op.Sub(last, behind), [1, 2]), shape[0])
+        return by_distance_onnx(op, positions, angles, near, lambda op: product(op, shape[0], *sides(op)))
 
-        def several(op: Ops) -> ir.Value:
-            return product(op, shape[0], *sides(op))
-
-        return either_onnx(op, op.And(op.Equal(op.Squeeze(queries), 1), near), one_query, several)
-
+    queries = op.Shape(q, start=1, end=2)
     # no If for other targets, because it divides TensorRT's kernels
     return by_head(op, heads, sides, product, few if ort else None, queries)
 

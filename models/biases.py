@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from posexport import custom_ops
-from posexport.models.angles import angle_constant, cos_sin, inexact, progression
+from posexport.models.angles import angle_constant, inexact, progression
 from posexport.spec import fields
 from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
@@ -223,11 +223,11 @@ class Sandwich(Encoding):
         return {"frequencies": frequencies, "rates": [spec.num_heads / (8.0 * h) for h in range(1, spec.num_heads + 1)]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        first = k_positions.amin(1, keepdim=True)  # positions relative to it give small, more exact angles
-        q_side, k_side = (cos_sin(positions - first, state["frequencies"]) for positions in (q_positions, k_positions))
+        angles = state["frequencies"]
+        frequencies, turns = (angles, None) if angles.is_floating_point() else (None, angles)
         # Softmax ignores a constant, and masks in half precision need small values. With sinks, the constant matters.
         below_zero = not state.spec.sinks
-        return custom_ops.cosine_bias(*q_side, *k_side, state["rates"], below_zero)
+        return custom_ops.cosine_bias(q_positions, k_positions, state["rates"], frequencies, turns, below_zero)
 
     def ahead_bias(self, state: State, ahead: Tensor) -> Tensor:
         """Compute the bias for each difference in `ahead` from a coarse and a fine part.

@@ -67,8 +67,13 @@ CALLS: dict[str, tuple[Any, list[Any], list[dict[int, str]]]] = {
     ),
     "cosine": (
         custom_ops.cosine_bias,
-        [*(normal(B, S, 3),) * 2, *(normal(B, T, 3),) * 2, torch.rand(N), True],
-        [Q, Q, K, K, {}],
+        [whole(-9, 9, B, S), whole(-9, 9, B, T), torch.rand(N), normal(3), None, True],
+        [Q, K, {}, {}],
+    ),
+    "cosine-exact": (
+        custom_ops.cosine_bias,
+        [whole(0, 9, B, S), whole(0, 9, B, T), torch.rand(N), None, whole(0, 2**40, 2, 3), False],
+        [Q, K, {}, {}],
     ),
     "fire": (
         custom_ops.fire_bias,

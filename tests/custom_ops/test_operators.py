@@ -245,6 +245,26 @@ def test_relative_is_as_exact_far_out_as_near(queries: int) -> None:
     np.testing.assert_allclose(made, truth, atol=2e-4)
 
 
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("ahead", [0, 9], ids=["keys behind", "a key ahead"])
+def test_cosine_bias_is_that_of_the_paper(queries: int, ahead: int) -> None:
+    """In float64, from the formula of the paper. On ONNX Runtime, one query with near keys uses angles of distances."""
+    at_keys = np.arange(2**20 - 300, 2**20)[None]
+    at_keys[:, 7] += ahead * 300
+    frequencies = 10_000.0 ** (-np.arange(0, 1, 0.25))
+    of_q, of_k = torch.from_numpy(at_keys[:, -queries:].copy()), torch.from_numpy(at_keys)
+    given = [of_q, of_k, torch.tensor([0.5, 0.25]), torch.from_numpy(frequencies).float()]
+    apart = at_keys[0, -queries:, None] - at_keys[0]
+    truth = np.cos(apart[..., None] * frequencies).sum(-1) * np.array([0.5, 0.25])[:, None, None]
+    np.testing.assert_allclose(custom_ops.cosine_bias(*given).numpy()[0], truth, atol=2e-4)
+    of_queries = {1: "seq"} if queries > 1 else {}
+    graph = graph_of(
+        custom_ops.cosine_bias, [*given, None, False], [of_queries, {1: "total"}, {}, {}], "decomposed", "ort"
+    )
+    (made,) = outputs_on_ort(graph, [*given, None, False])
+    np.testing.assert_allclose(made[0], truth, atol=2e-4)
+
+
 LINEAR = [name for name in CALLS if name.startswith("linear")]
 
 

@@ -52,6 +52,9 @@ MISSING_OUTPUT, UNKNOWN_OUTPUT, WRONG_SHAPE, WRONG_DTYPE = "missing-output", "un
 NOT_FINITE, OVER_LIMIT, INCONCLUSIVE, PROPERTY = "not-finite", "over-limit", "inconclusive", "property"
 """Codes of failed comparisons and verdicts."""
 
+SHOWS_NOTHING = (INCONCLUSIVE, NOTHING_COMPARED)
+"""Codes of verdicts that are not run although the runtime ran: its outputs on the inputs show nothing."""
+
 ONLY_AS_A_WHOLE = "each of its values is right: the runtime is only wrong when it runs the whole graph"
 """The place of a fault that shows in no node alone."""
 
@@ -185,6 +188,11 @@ class Verdict:
         return self.state == PASSED and bool(self.not_shown)
 
     @property
+    def shows_nothing(self) -> bool:
+        """Whether the runtime ran, but its outputs show nothing about the file: such a verdict is not run."""
+        return self.state == NOT_RUN and self.reason_code in SHOWS_NOTHING
+
+    @property
     def measurement(self) -> str:
         """The value of a check that compares no outputs, and its limit; empty for other checks."""
         return f"{self.measured}, limit {self.limit_text}" if self.measured else ""
@@ -222,9 +230,9 @@ class Report:
     def exit_code(self, required: Sequence[str] = ()) -> int:
         """The exit code of the command.
 
-        2 if an artifact can't be read; 1 if a verdict failed or, with `strict`, is inconclusive; 3 if parity was not
-        checked on a required runtime, or passed on none; else 0. A runtime that doesn't run graphs counts only if it is
-        required, or if no other was asked for.
+        2 if an artifact can't be read; 1 if a verdict failed or, with `strict`, is inconclusive or shows nothing; 3 if
+        parity was not checked on a required runtime, or passed on none; else 0. A runtime that doesn't run graphs
+        counts only if it is required, or if no other was asked for.
         """
         if self.unreadable:
             return 2
@@ -239,8 +247,8 @@ class Report:
         return 0 if any(row.state == PASSED for row in counted or rows) else 3
 
     def fails(self, verdict: Verdict) -> bool:
-        """Whether a verdict failed or, with `strict`, is inconclusive."""
-        return verdict.state == FAILED or (self.strict and verdict.inconclusive)
+        """Whether a verdict failed or, with `strict`, is inconclusive or shows nothing."""
+        return verdict.state == FAILED or (self.strict and (verdict.inconclusive or verdict.shows_nothing))
 
     @property
     def inconclusive(self) -> int:

@@ -15,7 +15,8 @@ from verify_helpers import plant, write
 
 from posexport.artifact.onnx_artifact import write_onnx
 from posexport.runtimes import RUNTIMES
-from posexport.verify.result import NOT_RUN, PASSED, Report, State, Verdict
+from posexport.verify.junit import to_junit
+from posexport.verify.result import INCONCLUSIVE, NOT_RUN, NOTHING_COMPARED, PASSED, Report, State, Verdict
 
 pytestmark = pytest.mark.few_inputs
 
@@ -114,6 +115,23 @@ def test_a_pass_on_torch_alone_is_none_where_other_runtimes_were_asked_for() -> 
     assert code(torch=PASSED, ort_cpu=PASSED) == code(torch=PASSED, tensorrt_import=PASSED, ort_cpu=NOT_RUN) == 0
     assert code(torch=PASSED) == 0
     assert code(torch=NOT_RUN) == 3
+
+
+@pytest.mark.parametrize("code", [INCONCLUSIVE, NOTHING_COMPARED])
+def test_with_strict_a_runtime_that_ran_and_shows_nothing_does_not_pass(code: str) -> None:
+    """Its verdict is not run. Another runtime passes."""
+    verdicts = (
+        Verdict(artifact="a.onnx", runtime="onnx-reference", state=PASSED),
+        Verdict(artifact="a.onnx", runtime="tensorrt", state=NOT_RUN, reason="no GPU", reason_code="no-gpu"),
+        Verdict(
+            artifact="a.onnx", runtime="ort-cpu", state=NOT_RUN, reason="rounding errors hide it", reason_code=code
+        ),
+    )
+    loose, strict = (Report(verdicts=verdicts, unreadable=(), seed=0, strict=strict) for strict in (False, True))
+    assert (loose.exit_code(), strict.exit_code()) == (0, 1)
+    assert b'failures="0" errors="0" skipped="2"' in to_junit(loose)
+    assert b'failures="1" errors="0" skipped="1"' in to_junit(strict)
+    assert b'<failure message="rounding errors hide it">' in to_junit(strict)
 
 
 def test_a_wrong_graph_that_nothing_here_can_run_does_not_pass(tmp_path: Path) -> None:

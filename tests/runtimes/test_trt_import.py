@@ -13,6 +13,7 @@ import onnx
 import pytest
 import verify_helpers as plant
 from helpers import case, cli, refused, small_spec
+from mutants import before, through
 from onnx import helper
 from trt_helpers import needs_rtx
 from trt_import_helpers import causal_truth, graph, imported, inputs_for, on_ort
@@ -128,6 +129,16 @@ def test_what_the_parser_changes_in_silence_fails(
     verdict = found[1][stem, IMPORT]
     assert verdict.state == FAILED
     assert "off by" in str(verdict.reason)
+
+
+@needs_rtx
+@pytest.mark.parametrize("to", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
+def test_positions_that_a_cast_rounds_to_half_precision_fail(tmp_path: Path, to: int) -> None:
+    """Without a GPU, nothing else runs the form native in bf16."""
+    rounded = before("Unsqueeze", 0, through(to), "v_Cast_0")
+    path = plant.plant(tmp_path, "rounded", case("rope-half", dtype="bf16"), rounded, "native")
+    (verdict,) = verify([path], runtimes={IMPORT: RUNTIMES[IMPORT]}, reach={"seq": 64}).verdicts
+    assert verdict.state == FAILED
 
 
 @needs_rtx

@@ -129,6 +129,14 @@ MADE: dict[str, Made] = {
         {"x": lambda n: np.resize([65504.0, -65536.0, 65520.0, 1e6, 2.0], n)},
         sizes=({"b": 5},),
     ),
+    **{
+        f"Cast that rounds to {name}": Made(
+            f"(float[b] x) => (float[b] y) {{ h = Cast<to = {to}>(x) y = Cast<to = 1>(h) }}",
+            {"x": lambda n: np.resize([1.0, 257.0, 2049.0, 0.1, -3.14159], n)},
+            sizes=({"b": 5},),
+        )
+        for name, to in (("fp16", 10), ("bf16", 16))
+    },
     "Identity": Made("(float[b] x) => (float[b] y, float[b] z) { y = Identity(x) z = Identity(x) }"),
     # products and sums
     "MatMul": Made(f"(float[b,s,8] x, float[8,6] w) => {Y} {{ y = MatMul(x, w) }}"),

@@ -155,10 +155,14 @@ def columns_for_rows(name: str) -> list[onnx.NodeProto]:
     return [order, helper.make_node("Gather", [name, "order"], ["planted"], name="axes", axis=-1)]
 
 
-def through_half(name: str) -> list[onnx.NodeProto]:
-    """Positions are rounded to half precision, as if angles were computed in it."""
-    half = helper.make_node("Cast", [name], ["half"], name="to half", to=TensorProto.FLOAT16)
-    return [half, helper.make_node("Cast", ["half"], ["planted"], name="from half", to=TensorProto.FLOAT)]
+def through(elem_type: int) -> Callable[[str], list[onnx.NodeProto]]:
+    """Positions are rounded to a type of half precision, as if angles were computed in it."""
+
+    def nodes(name: str) -> list[onnx.NodeProto]:
+        half = helper.make_node("Cast", [name], ["half"], name="to half", to=elem_type)
+        return [half, helper.make_node("Cast", ["half"], ["planted"], name="from half", to=TensorProto.FLOAT)]
+
+    return nodes
 
 
 def cast_to(elem_type: int) -> Callable[[str], list[onnx.NodeProto]]:

@@ -11,6 +11,7 @@ import mutants as to
 import numpy as np
 import pytest
 from helpers import case
+from onnx import TensorProto
 from verify_helpers import on_each_engine, plant
 
 from posexport.runtimes import RUNTIMES
@@ -104,7 +105,7 @@ FAULTS: dict[str, Fault] = {
     "output pooled": Fault("none", FUN, to.last(to.pooled), "[", "result"),
     "output zero": Fault("rope2d", FUN, to.last(to.zeroed), OFF, "result"),
     "angles in half precision": Fault(
-        "rope", DEC, to.before("Unsqueeze", 0, to.through_half, "v_Cast_0"), "", "to half", "fp16"
+        "rope", DEC, to.before("Unsqueeze", 0, to.through(TensorProto.FLOAT16), "v_Cast_0"), "", "to half", "fp16"
     ),
 }
 

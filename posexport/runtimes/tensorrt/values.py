@@ -43,7 +43,7 @@ def fits(value: torch.Tensor, tensor: Any) -> bool:
 
 
 def cast(value: torch.Tensor, to: str) -> torch.Tensor:
-    """The value cast to the type `to`, without rounding of floats; floats are truncated to integers.
+    """The value cast to the type `to`: floats are rounded to its numbers, or truncated to integers.
 
     Beyond the type's range, a float becomes infinite, an integer wraps, and a float cast to an integer is clamped.
     """
@@ -53,9 +53,7 @@ def cast(value: torch.Tensor, to: str) -> torch.Tensor:
     if dtype == torch.bool:
         return value != 0
     if dtype.is_floating_point:
-        wide = value.to(torch.float64)
-        narrow = wide.to(dtype).to(torch.float64)
-        return torch.where(narrow.isinf(), narrow, wide)
+        return value.to(torch.float64).to(dtype).to(torch.float64)
     if not value.is_floating_point():
         return value.to(dtype).to(torch.int64)
     limits = torch.iinfo(dtype)

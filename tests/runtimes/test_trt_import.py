@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import mutants
 import numpy as np
 import onnx
 import pytest
 import verify_helpers as plant
 from helpers import case, cli, refused, small_spec
-from mutants import before, through
 from onnx import helper
 from trt_helpers import needs_rtx
 from trt_import_helpers import causal_truth, graph, imported, inputs_for, on_ort
@@ -135,7 +135,7 @@ def test_what_the_parser_changes_in_silence_fails(
 @pytest.mark.parametrize("to", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
 def test_positions_that_a_cast_rounds_to_half_precision_fail(tmp_path: Path, to: int) -> None:
     """Without a GPU, nothing else runs the form native in bf16."""
-    rounded = before("Unsqueeze", 0, through(to), "v_Cast_0")
+    rounded = mutants.before("Unsqueeze", 0, mutants.through(to), "v_Cast_0")
     path = plant.plant(tmp_path, "rounded", case("rope-half", dtype="bf16"), rounded, "native")
     (verdict,) = verify([path], runtimes={IMPORT: RUNTIMES[IMPORT]}, reach={"seq": 64}).verdicts
     assert verdict.state == FAILED

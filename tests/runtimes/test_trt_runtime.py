@@ -103,7 +103,7 @@ def test_tensors_cross_as_their_bytes(dtype: Any) -> None:
 def test_a_plan_that_the_engine_refuses_is_an_error_with_its_words() -> None:
     """Without a GPU every plan is refused. With one, these bytes are refused because they are not a plan."""
     with pytest.raises(RuntimeError, match="can't open the plan"):
-        PlanRunner(api.load(RTX), b"no plan at all", RTX, {}, {})
+        PlanRunner(api.load(RTX), b"no plan at all", RTX, {}, {}, {})
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
@@ -138,7 +138,7 @@ def test_a_gpu_that_the_plan_does_not_serve_is_a_missing_runtime(
 ) -> None:
     gpu(monkeypatch, capability)
     with pytest.raises(RuntimeMissingError) as caught:
-        PlanRunner(engine(diagnostics), b"plan", RTX, {}, {})
+        PlanRunner(engine(diagnostics), b"plan", RTX, {}, {}, {})
     assert str(caught.value) == (
         f"the plan does not support this GPU (compute capability {capability}): tensorrt-rtx 1.7 builds for 8.9, 12.0."
     )
@@ -150,7 +150,46 @@ def test_a_plan_that_should_open_and_does_not_is_a_failure(
 ) -> None:
     gpu(monkeypatch, capability)
     with pytest.raises(RuntimeError, match="can't open the plan: it gives no reason"):
-        PlanRunner(engine(diagnostics), b"plan", RTX, {}, {})
+        PlanRunner(engine(diagnostics), b"plan", RTX, {}, {}, {})
+
+
+HALF = {"x": "FLOAT", "past": "HALF", "y": "HALF"}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "said"),
+    [
+        (HALF, None),
+        ({**HALF, "x": "HALF"}, "its inputs are x fp16, past fp16, instead of x fp32, past fp16"),
+        ({**HALF, "y": "FLOAT"}, "its outputs are y fp32, instead of y fp16"),
+        ({**HALF, "y": "FP8"}, "its outputs are y FP8, instead of y fp16"),
+        ({"x": "FLOAT", "y": "HALF"}, "its inputs are x fp32, instead of x fp32, past fp16"),
+    ],
+)
+def test_a_plan_of_other_tensors_than_its_manifest_states_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, dtypes: dict[str, str], said: str | None
+) -> None:
+    """Tensors are passed as bytes, so kernels would read beyond the end of smaller ones."""
+    names = list(dtypes)
+    opened = SimpleNamespace(
+        num_io_tensors=len(names),
+        get_tensor_name=names.__getitem__,
+        get_tensor_mode=lambda name: SimpleNamespace(name="OUTPUT" if name == "y" else "INPUT"),
+        get_tensor_dtype=lambda name: SimpleNamespace(name=dtypes[name]),
+    )
+
+    class Reached(Exception):
+        pass
+
+    def reach() -> None:
+        raise Reached
+
+    made = engine(None)
+    monkeypatch.setattr(made.Runtime, "deserialize_cuda_engine", lambda self, plan: opened)
+    monkeypatch.setattr(trt_runtime, "load_runtime", reach)
+    inputs, outputs = {"x": ((1,), "fp32"), "past": ((1,), "fp16")}, {"y": ((1,), "fp16")}
+    with pytest.raises(Reached if said is None else RuntimeError, match=said):
+        PlanRunner(made, b"plan", RTX, {}, inputs, outputs)
 
 
 def test_the_cuda_runtime_of_pips_packages_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

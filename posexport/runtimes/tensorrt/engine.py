@@ -4,7 +4,8 @@ Options: `module` ("tensorrt" or "tensorrt_rtx"), `profile` (requests as `posexp
 `.onnx`), `cuda_graph` (record the run once and replay it when timed), `sha256` (of a plan, as the caller checked it).
 
 A plan is code, so it is opened only if its manifest matches it and names this runtime and version. Tensors are passed
-as bytes, because numpy has no bf16.
+as bytes, because numpy has no bf16. So the plan's own tensors must have the dtypes that its manifest states: otherwise
+kernels would read beyond the end of a buffer.
 """
 
 from __future__ import annotations
@@ -35,12 +36,22 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("module", "profile", "cuda_graph", "sha256")
 
+_DTYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
+"""posexport's dtypes by TensorRT's."""
+
 
 class PlanRunner:
     """One engine with its outputs. Device memory is allocated for the given shapes, not for the largest."""
 
     def __init__(
-        self, trt: Any, plan: Any, name: str, profiles: ShapeProfiles, outputs: Values, cuda_graph: bool = False
+        self,
+        trt: Any,
+        plan: Any,
+        name: str,
+        profiles: ShapeProfiles,
+        inputs: Values,
+        outputs: Values,
+        cuda_graph: bool = False,
     ) -> None:
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = str(int(name == "tensorrt-rtx"))  # read when polygraphy is imported
         self._trt, self._name, self._cuda_graph = trt, name, cuda_graph
@@ -57,6 +68,7 @@ class PlanRunner:
                     f"{trt.__version__} builds for {', '.join(api.capabilities(trt))}."
                 )
             raise RuntimeError(f"{name} can't open the plan: {'; '.join(self._log.errors()) or 'it gives no reason'}")
+        _check_tensors(self._engine, {"INPUT": inputs, "OUTPUT": outputs})
         self._cuda = load_runtime()
         from polygraphy.backend.trt import TrtRunner
 
@@ -147,7 +159,7 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
 
         artifact = read_onnx(path)
         built = build(artifact, BuildOptions(runtime=name, profile=tuple(options.get("profile") or ())))
-        return PlanRunner(trt, built.plan, name, built.profiles, artifact.outputs(), cuda_graph)
+        return PlanRunner(trt, built.plan, name, built.profiles, artifact.inputs(), artifact.outputs(), cuda_graph)
     manifest = check_plan(path)
     check_builder(path, manifest, name)
     trt = _engine(name)
@@ -157,7 +169,8 @@ def load(path: Path, options: Mapping[str, Any]) -> PlanRunner:
     # check the bytes that are opened: the file was checked before, here or (with the option) by the caller
     if {hashlib.sha256(plan).hexdigest()} != {manifest.sha256, options.get("sha256", manifest.sha256)}:
         raise RequestError(f"{str(path)!r} changed while it was being opened: build it again.")
-    return PlanRunner(trt, plan, name, manifest.profiles, values_of(manifest.outputs), cuda_graph)
+    inputs, outputs = values_of(manifest.inputs), values_of(manifest.outputs)
+    return PlanRunner(trt, plan, name, manifest.profiles, inputs, outputs, cuda_graph)
 
 
 def warm_cache(name: str, plan: Any, artifact: GraphFile, profiles: ShapeProfiles, file: Path) -> bytes:
@@ -166,9 +179,9 @@ def warm_cache(name: str, plan: Any, artifact: GraphFile, profiles: ShapeProfile
     Raises RuntimeMissingError without a GPU to compile kernels for.
     """
     trt = _engine(name)
-    values = artifact.inputs().items()
-    inputs = {key: np.zeros(profiles[key]["opt"], NUMPY_DTYPES[dtype]) for key, (_, dtype) in values}
-    runner = PlanRunner(trt, plan, name, profiles, artifact.outputs())
+    values = artifact.inputs()
+    inputs = {key: np.zeros(profiles[key]["opt"], NUMPY_DTYPES[dtype]) for key, (_, dtype) in values.items()}
+    runner = PlanRunner(trt, plan, name, profiles, values, artifact.outputs())
     return runner.warm(inputs, read_bytes(file, available()) if file.exists() else b"")
 
 
@@ -177,6 +190,22 @@ def _engine(name: str) -> Any:
     if missing is not None:
         raise RuntimeMissingError(f"{name} can't run here, {missing}.")
     return api.load(name)
+
+
+def _check_tensors(engine: Any, stated: Mapping[str, Values]) -> None:
+    """Raise RuntimeError unless an engine has the inputs and outputs that are stated (by mode), with their dtypes."""
+    found: dict[str, dict[str, str]] = {mode: {} for mode in stated}
+    for index in range(engine.num_io_tensors):
+        tensor = engine.get_tensor_name(index)
+        kind = engine.get_tensor_dtype(tensor).name
+        found[engine.get_tensor_mode(tensor).name][tensor] = _DTYPES.get(kind, kind)
+    for mode, values in stated.items():
+        expected = {tensor: dtype for tensor, (_, dtype) in values.items()}
+        if found[mode] != expected:
+            own, wanted = (", ".join(f"{a} {b}" for a, b in each.items()) for each in (found[mode], expected))
+            raise RuntimeError(
+                f"the plan is not what its manifest or file says: its {mode.lower()}s are {own}, instead of {wanted}"
+            )
 
 
 def _serves_gpu(trt: Any, runtime: Any, plan: Any) -> bool:

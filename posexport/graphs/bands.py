@@ -28,7 +28,10 @@ LONGEST, MOST_ROWS = 600, 40
 """The last rungs of tokens and of rows, if the graph and its cost allow them."""
 
 CROWD = 16
-"""The first rung of steps with more rows than this has up to a quarter of the last rung of cached tokens."""
+"""The first rung of steps with more rows than this has up to a quarter of the last rung of cached tokens, and the first
+rung of prompts SHORTEST to LONG_CROWD tokens, if that is at most a sixth of the cost."""
+
+LONG_CROWD = 80
 
 POWERS = (64, 128, 256, 512)
 """Numbers of keys that are whole blocks of kernels. A step has such a number of keys or one less, by seed."""
@@ -109,7 +112,7 @@ def band_corners(roles: Mapping[str, Role], seed: int, cost: Cost) -> Iterator[C
         for kinds in (rng.permutation(("none", "left", "right", "holes", "mixed")), _values(roles), POSITIONS)
     )
     if is_dynamic(roles, SEQ):
-        corners = _sizes(roles, rng, rows, alone, new, old, cost.longest or math.inf)
+        corners = _sizes(roles, rng, rows, alone, new, old, cost)
     else:
         corners = _sizes_beside(roles, rng, rows, cost.tokens, old)
     spare = itertools.cycle(SPARE) if is_dynamic(roles, SLOTS) else None
@@ -134,20 +137,18 @@ def _with_spare(corner: Corner, slots: int | None, last: int, longest: int | Non
 
 
 def _sizes(
-    roles: Mapping[str, Role],
-    rng: np.random.Generator,
-    rows: Iterator[int],
-    alone: int,
-    new: int,
-    old: int,
-    longest: float,
+    roles: Mapping[str, Role], rng: np.random.Generator, rows: Iterator[int], alone: int, new: int, old: int, cost: Cost
 ) -> Iterator[Corner]:
     for seq in ladder(2, alone, rng):
         yield Corner(label="band of prompts", batch=1, seq=seq)
     for seq in ladder(1, max(new // 2, min(new, SHORTEST)), rng):
         yield Corner(label="band of rows of prompts", batch=next(rows), seq=seq)
-    for number, batch in enumerate(ladder(5, MOST_ROWS, rng)):
-        seq = int(rng.integers(1, 10)) if number else batch  # with as many rows as tokens, mixed-up axes cause no error
+    many = ladder(5, MOST_ROWS, rng)
+    crowd = next(batch for batch in many if batch > CROWD)
+    room = int(min(new, LONG_CROWD, cost.tokens / (6 * crowd)))
+    for number, batch in enumerate(many):
+        ends = (SHORTEST, room + 1) if batch == crowd and room >= SHORTEST else (1, 10)
+        seq = int(rng.integers(*ends)) if number else batch  # with as many rows as tokens, mixed-up axes cause no error
         yield Corner(label="band of many rows", batch=batch, seq=seq)
     if not _grows(roles):
         return
@@ -161,12 +162,13 @@ def _sizes(
     many = ladder(5, MOST_ROWS, rng)
     crowd = next(batch for batch in many if batch > CROWD)
     for batch in many:
-        pasts = (SHORTEST, max(old // 4, SHORTEST + 1)) if batch == crowd else (2, SHORTEST)
+        most = max(old // 4, min(old, LONG_CROWD), SHORTEST + 1)
+        pasts = (SHORTEST, most) if batch == crowd else (2, SHORTEST)
         yield Corner(label="many steps", batch=batch, seq=1, past=int(rng.integers(*pasts)))
     pasts, chunks = (rng.permutation(ladder(*ends, rng)).tolist() for ends in ((1, old - 2), (2, new - 1)))
     for number in range(max(len(pasts), len(chunks))):
         past, seq = pasts[number % len(pasts)], chunks[number % len(chunks)]
-        past = int(max(min(past, longest - seq), 1))
+        past = int(max(min(past, (cost.longest or math.inf) - seq), 1))
         yield Corner(label="band of chunks", batch=next(rows) if number % 2 and seq < 64 else 1, seq=seq, past=past)
 
 

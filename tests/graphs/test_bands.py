@@ -13,7 +13,18 @@ from faulty_graphs import states_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posexport.graphs.bands import CROWD, FEWEST_ROWS, LONGEST, MOST_ROWS, RATIO, SHORTEST, Cost, band_corners, ladder
+from posexport.graphs.bands import (
+    CROWD,
+    FEWEST_ROWS,
+    LONG_CROWD,
+    LONGEST,
+    MOST_ROWS,
+    RATIO,
+    SHORTEST,
+    Cost,
+    band_corners,
+    ladder,
+)
 from posexport.graphs.cases import Corner, cases_of
 from posexport.graphs.roles import Role
 
@@ -65,6 +76,17 @@ def test_every_band_of_a_kind_is_met(kind: str, seed: int) -> None:
 def test_many_rows_have_steps_behind_many_tokens(seed: int) -> None:
     steps = [one for one in band_corners(ROLES, seed, Cost()) if one.seq == 1 and one.batch > CROWD]
     assert max(one.past for one in steps) >= SHORTEST > min(one.past for one in steps)
+
+
+@pytest.mark.parametrize("longest", [None, 96])
+@pytest.mark.parametrize("seed", range(4))
+def test_many_rows_have_prompts_of_many_tokens_unless_that_costs_much(seed: int, longest: int | None) -> None:
+    def lengths(cost: Cost) -> list[int]:
+        return [one.seq for one in band_corners(ROLES, seed, cost) if one.batch > CROWD and not one.past]
+
+    found = lengths(Cost(longest=longest))
+    assert LONG_CROWD >= max(found) >= SHORTEST > min(found)
+    assert max(lengths(Cost(tokens=6 * 17 * SHORTEST - 1, longest=longest))) < 10
 
 
 def test_what_a_graph_fixes_and_what_it_costs_end_ladders() -> None:
@@ -140,6 +162,8 @@ FAULTS = {
     "rows": "b = Less(four, rows)",
     "long": "b = Less(fifty, keys)",
     "steps behind many": "old = Less(fifty, keys) one = Equal(tokens, unit) b = And(old, one)",
+    "many long rows": "many = Constant<value_ints = [16]>() some = Constant<value_ints = [38]>()"
+    " crowd = Less(many, rows) far = Less(some, tokens) b = And(crowd, far)",
     "chunks": "new = Less(four, tokens) behind = Less(tokens, keys) b = And(new, behind)",
 }
 

@@ -132,7 +132,7 @@ MADE: dict[str, Made] = {
     **{
         f"Cast that rounds to {name}": Made(
             f"(float[b] x) => (float[b] y) {{ h = Cast<to = {to}>(x) y = Cast<to = 1>(h) }}",
-            {"x": lambda n: np.resize([1.0, 257.0, 2049.0, 0.1, -3.14159], n)},
+            {"x": lambda n: np.resize([1.0, 257.0, 2049.0, 0.0, -5003.0], n)},
             sizes=({"b": 5},),
         )
         for name, to in (("fp16", 10), ("bf16", 16))

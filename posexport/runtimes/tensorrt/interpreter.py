@@ -2,9 +2,9 @@
 
 TensorRT's parser reads the file, and torch evaluates the layers of the resulting network one by one (`layers`). So a
 node that TensorRT confuses with another operator, or an attribute that it ignores, gives a wrong value on any machine.
-Casts round to their type, so positions that a file casts to half precision show. Beyond the type's range, they give
-infinity. Other roundings to half precision and errors of kernels do not show. Products and sums in fp32 are rounded to
-fp32: the angle of a far position is a rounded product in every runtime.
+Casts round whole numbers to their type, so positions that a file casts to half precision show. Beyond the type's range,
+casts give infinity. Other roundings to half precision and errors of kernels do not show. Products and sums in fp32 are
+rounded to fp32: the angle of a far position is a rounded product in every runtime.
 
 Nothing is guessed: a layer, or a mode of a layer, whose meaning is not certain raises RuntimeMissingError.
 """

@@ -43,9 +43,11 @@ def fits(value: torch.Tensor, tensor: Any) -> bool:
 
 
 def cast(value: torch.Tensor, to: str) -> torch.Tensor:
-    """The value cast to the type `to`: floats are rounded to its numbers, or truncated to integers.
+    """The value cast to the type `to`; floats are truncated to integers.
 
-    Beyond the type's range, a float becomes infinite, an integer wraps, and a float cast to an integer is clamped.
+    Of floats, only whole numbers, such as positions, are rounded. Rounded biases and logits would be off by more than
+    torch's, whose errors partly cancel. Beyond the type's range, a float becomes infinite, an integer wraps, and a
+    float cast to an integer is clamped.
     """
     if to not in DTYPES:
         raise CannotEvaluate(f"it casts to {to}")
@@ -53,7 +55,9 @@ def cast(value: torch.Tensor, to: str) -> torch.Tensor:
     if dtype == torch.bool:
         return value != 0
     if dtype.is_floating_point:
-        return value.to(torch.float64).to(dtype).to(torch.float64)
+        wide = value.to(torch.float64)
+        narrow = wide.to(dtype).to(torch.float64)
+        return narrow if bool((wide == wide.round()).all()) else torch.where(narrow.isinf(), narrow, wide)
     if not value.is_floating_point():
         return value.to(dtype).to(torch.int64)
     limits = torch.iinfo(dtype)

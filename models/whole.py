@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any
 
@@ -236,6 +236,14 @@ def _remembered(layer: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
+def _runs(model: nn.Module, input_ids: Tensor) -> bool:
+    """Whether a model runs without a cache."""
+    with suppress(Exception), torch.no_grad(), unchanged(model):
+        model(input_ids=input_ids, use_cache=False)
+        return True
+    return False
+
+
 def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
     """Return what each layer of a model keeps between steps, by layer index. Runs the model.
 
@@ -258,7 +266,7 @@ def _cached_by_layer(model: nn.Module) -> dict[int, dict[str, Cached]]:
         with torch.no_grad(), unchanged(model):
             made = model(input_ids=input_ids, use_cache=True, **{argument: cache})
     except (ValueError, TypeError, AttributeError):
-        if _has_states(model):  # in a cache class of its own
+        if _has_states(model) or _runs(model, input_ids):  # in a cache class of its own
             raise _refusal(model) from None
         raise
     if getattr(made, argument, None) is None:  # for example BERT without is_decoder in its config

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from posexport.errors import RequestError
 from posexport.files import check_regular
 from posexport.jsondata import read_json
+from posexport.models.checkpoints.other_weights import instead_of_weights
 from posexport.models.weights import check_values
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-
-_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Files of weights that torch unpickles. Older checkpoints have them instead of SINGLE."""
 
 _OTHER_PARTS = frozenset(("vision_tower", "vision_model", "vision_encoder", "visual", "audio_tower", "audio_model"))
 """Names in the paths of modules that belong to another part of a model than its text."""
@@ -39,11 +37,9 @@ def weights_file(folder: Path, whole: bool = False) -> str:
     for name in (SINGLE, INDEX):
         if (folder / name).is_file():
             return name
-    pickled = next((name for name in _PICKLED if (folder / name).is_file()), None)
-    advice = "give a folder with .safetensors" if pickled is None else "save it with transformers' save_pretrained"
-    again = "" if pickled is None else "give "
+    beside, advice = instead_of_weights(folder, (SINGLE, INDEX))
+    again = "give " if beside else ""
     shape = "" if whole else f", or {again}its config.json for the shape alone"
-    beside = "" if pickled is None else f" but {pickled}, which is not opened since it may hold code"
     raise RequestError(f"{str(folder)!r} holds neither {SINGLE} nor {INDEX}{beside}: {advice}{shape}.")
 
 

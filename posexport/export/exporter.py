@@ -231,7 +231,7 @@ class _WithoutGraphs:
 def quiet() -> Iterator[None]:
     """Silence torch's exporter about packages that are not needed, such as torchvision, and details of its errors."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)  # an error that torch logs is raised too
     try:
         with warnings.catch_warnings(), redirect_stderr(_WithoutGraphs(sys.stderr)):
             warnings.simplefilter("ignore")

@@ -147,6 +147,9 @@ def _parts(pretrained: Pretrained, how: HowToExport, dtype: torch.dtype) -> list
             padded["attention_mask"][0, -1] = 0
         return [_Part(module=encoder, signature=signature, layers=layers, run=lambda: encoder(**padded))]
     module, signature = decoder_of(model, dtype, how.kv_cache != "none", how.hidden_states)
+    if how.kv_cache == "none":  # else it ran to find its caches
+        with torch.no_grad(), unchanged(model):
+            model(**_PADDED, use_cache=False)
     layers = find_layers(model, config.num_hidden_layers, configs, model.get_decoder())
     return [_Part(module=module, signature=signature, layers=layers, run=lambda: model(**_PADDED, use_cache=False))]
 

@@ -76,6 +76,28 @@ def test_pickled_weights(name: str, folder: Path) -> None:
     refused(cli("export", "--from", folder), said + ", or give its config.json for the shape alone.")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.safetensors.incomplete", "an unfinished download: fetch it again."),
+        ("model-00001-of-00002.safetensors", "a shard without its index: fetch model.safetensors.index.json too."),
+        ("consolidated.safetensors", "which is not a name that transformers reads: rename it to model.safetensors if"),
+        ("model-q4.gguf", "which is packed for llama.cpp: give the checkpoint that it was made from."),
+        ("tf_model.h5", "the weights of another framework: save it with transformers' save_pretrained."),
+    ],
+)
+def test_weights_of_another_name(name: str, said: str, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    refused(export(folder), f"holds neither model.safetensors nor model.safetensors.index.json but {name}, {said}")
+
+
+def test_weights_in_a_folder_below(folder: Path) -> None:
+    folder.rename(folder.with_name("0_Transformer"))
+    folder.mkdir()
+    below = folder.with_name("0_Transformer").rename(folder / "0_Transformer")
+    refused(export(folder), f"but the folder 0_Transformer, which does: give '{below}'.")
+
+
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "config.json" not in refused(export(folder), "holds neither model.safetensors nor")

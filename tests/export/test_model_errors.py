@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 transformers: Any = pytest.importorskip("transformers")
 
 from posexport.errors import RequestError  # noqa: E402
-from posexport.export import whole_model  # noqa: E402
+from posexport.export import exporter, whole_model  # noqa: E402
 from posexport.export.model_errors import check_draws_nothing, exporting  # noqa: E402
 from posexport.export.whole_model import HowToExport, export_whole  # noqa: E402
 from posexport.models.pretrained import Pretrained, open_pretrained  # noqa: E402
@@ -76,3 +77,30 @@ def test_a_model_that_draws_random_numbers_is_refused(kind: str) -> None:
     refused = pytest.raises(RequestError, match="ViTMAEModel draws random numbers, so transformers itself gives other")
     with nullcontext() if kind == "Identity" else refused:
         check_draws_nothing(model, "ViTMAEModel")
+
+
+@pytest.mark.parametrize("cached", ["none", "concat"])
+def test_a_decoder_that_cannot_run(cached: str, tmp_path: Any) -> None:
+    """A single layer is not compared with others, and without caches nothing else runs the model before it is traced.
+
+    The output matrix of Helium has the size of the model, whatever size the heads have.
+    """
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 8, "vocab_size": 16, "pad_token_id": 0}
+    config = transformers.HeliumConfig(**SIZES | sizes | {"num_hidden_layers": 1})
+    transformers.HeliumForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match=FAILS_ITSELF.format("HeliumForCausalLM", "")):
+        export_whole(open_pretrained(tmp_path), HowToExport(kv_cache=cached))
+
+
+def test_a_cache_class_of_its_own_in_a_model_whose_layers_are_all_attention(tmp_path: Any) -> None:
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 8, "vocab_size": 16, "num_local_experts": 2}
+    config = transformers.MiniMaxConfig(**SIZES, **sizes, layer_types=["full_attention"] * 2)
+    transformers.MiniMaxForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(RequestError, match="^MiniMaxForCausalLM has no attention with caches.* give --kv-cache none"):
+        export_whole(open_pretrained(tmp_path), HowToExport())
+
+
+def test_errors_that_torch_logs_before_it_raises_them_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with exporter.quiet():
+        logging.getLogger("torch.export").error("Traceback (most recent call last):")
+    assert capsys.readouterr().err == ""

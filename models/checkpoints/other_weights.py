@@ -9,11 +9,7 @@ _READABLE = "give a folder with .safetensors"
 _SAVED_AGAIN = "save it with transformers' save_pretrained"
 
 _INSTEAD: Sequence[tuple[tuple[str, ...], str, str]] = (
-    (
-        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-        "which is not opened since it may hold code",
-        _SAVED_AGAIN,
-    ),
+    (("pytorch_model.bin", "pytorch_model.bin.index.json"), "which is not opened since it may hold code", _SAVED_AGAIN),
     (("*.incomplete", "*.part", "*.crdownload", "*.aria2"), "an unfinished download", "fetch it again"),
     (("model-*-of-*.safetensors",), "a shard without its index", "fetch model.safetensors.index.json too"),
     (

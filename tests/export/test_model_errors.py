@@ -96,7 +96,7 @@ def test_a_cache_class_of_its_own_in_a_model_whose_layers_are_all_attention(tmp_
     sizes = {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 8, "vocab_size": 16, "num_local_experts": 2}
     config = transformers.MiniMaxConfig(**SIZES, **sizes, layer_types=["full_attention"] * 2)
     transformers.MiniMaxForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(RequestError, match="^MiniMaxForCausalLM has no attention with caches.* give --kv-cache none"):
+    with pytest.raises(RequestError, match=r"^MiniMaxForCausalLM has no attention with caches.* give --kv-cache none"):
         export_whole(open_pretrained(tmp_path), HowToExport())
 
 

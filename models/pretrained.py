@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from posexport.errors import RequestError, plain, shown
+from posexport.errors import RequestError, plain, said, shown
 from posexport.files import is_there
 from posexport.jsondata import read_json
 from posexport.models.checkpoints.config import FILE
@@ -160,9 +160,9 @@ def open_pretrained(folder: Path) -> Pretrained:
             except RequestError:
                 raise
             except Exception as error:  # the class lacks this kernel, or the checkpoint is damaged
-                problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+                problem = f"{said(error)[:300]}{_setting(error, read_json(folder / FILE))}"
     if model is None:
-        raise RequestError(f"transformers can't make a {known.__name__} of {str(folder)!r} ({problem[:300]}).")
+        raise RequestError(f"transformers can't make a {known.__name__} of {str(folder)!r} ({problem}).")
     for what, names in (
         ("no tensor for", {name for name in loaded["missing_keys"] if not _is_unread(name, model)}),
         ("a tensor of another shape for", {name for name, *_ in loaded["mismatched_keys"]}),
@@ -188,6 +188,14 @@ def open_pretrained(folder: Path) -> Pretrained:
     values = {name: weight.data for name, weight in weights.items()}
     unread = tuple(sorted(loaded["unexpected_keys"]))
     return Pretrained(folder=folder, files=files, model=model, weights=values, unread=unread, around=around)
+
+
+def _setting(error: Exception, config: Mapping[str, Any]) -> str:
+    """Which settings have the value that transformers looked up in vain: a KeyError says only the value."""
+    unknown = error.args[0] if isinstance(error, KeyError) and error.args else None
+    places = {"": config, **{f"{name}.": part for name, part in config.items() if isinstance(part, dict)}}
+    found = [f"{place}{key}" for place, part in places.items() for key, value in part.items() if value == unknown]
+    return f", the {' and '.join(found)} of {FILE}" if isinstance(unknown, str) and found else ""
 
 
 def _is_unread(name: str, model: Any) -> bool:

@@ -192,3 +192,13 @@ def check_known(kind: str, given: object, allowed: Collection[str]) -> None:
     """Raise `unknown` for a name outside a table."""
     if given not in allowed:
         raise unknown(kind, given if isinstance(given, str) else shown(given), allowed)
+
+
+def said(error: BaseException) -> str:
+    """`ValueError: no heads`: the type of an error and the first line of its text.
+
+    If the first line ends in a colon, the second line follows.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")
+    return type(error).__name__ + (f": {text}" if text else "")

@@ -17,9 +17,9 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, said
 from posexport.export.layer_kinds import LayersDifferError
-from posexport.runtimes.trace_errors import chain_of, known_kind, said
+from posexport.runtimes.trace_errors import chain_of, known_kind
 
 _SENTENCES = (RequestError, LayersDifferError, MemoryError)
 """Errors that are passed on unchanged."""

@@ -25,10 +25,10 @@ import attrs
 import numpy as np
 import torch
 
-from posexport.errors import PosexportError, RequestError, shown, system_error
+from posexport.errors import PosexportError, RequestError, said, shown, system_error
 from posexport.files import TEXT_LIMIT, read_bytes, real_path
 from posexport.runtimes.module_reference import module_parts
-from posexport.runtimes.trace_errors import TraceError, chain_of, said
+from posexport.runtimes.trace_errors import TraceError, chain_of
 
 SEED = 0
 """The seed of the random weights of a module that sets no seed itself."""

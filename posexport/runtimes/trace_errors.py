@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from posexport.errors import RequestError
+from posexport.errors import RequestError, said
 
 
 class TraceError(RequestError):
@@ -131,13 +131,3 @@ def chain_of(error: BaseException) -> list[BaseException]:
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
     return chain
-
-
-def said(error: BaseException) -> str:
-    """`ValueError: no heads`: the type of an error and the first line of its text.
-
-    If the first line ends in a colon, the second line follows.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")
-    return type(error).__name__ + (f": {text}" if text else "")

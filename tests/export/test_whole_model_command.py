@@ -216,6 +216,12 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a table of 13 GB": (_edited(vocab_size=10**8), ["6,400,000,000 weights or more"]),
     "too wide": (_edited(intermediate_size=10**15), ["weights or more"]),
     "wider than 64 bits can count": (_edited(hidden_size=2**62), ["can't make a LlamaForCausalLM"]),
+    "a word for a number": (_edited(num_attention_heads="4"), ["num_attention_heads", "expected int, got str"]),
+    "an unknown function": (_edited(hidden_act="foo"), ["(KeyError: 'foo', the hidden_act of config.json)."]),
+    "unknown angles": (
+        _edited(rope_parameters={"rope_type": "spiral", "rope_theta": 10.0}),
+        ["(KeyError: 'spiral', the rope_parameters.rope_type of config.json)."],
+    ),
     "a shape that is not that of its data": (
         _header(lambda header: header[TABLE].update(shape=[10**9, 32])),
         ["model.safetensors", "can't be read as .safetensors", "fetch the file again"],

@@ -20,9 +20,12 @@ from posexport.spec.fields import choice, flag, stated, text
 from posexport.spec.spec import ANGLES, DTYPES
 
 if TYPE_CHECKING:
+    import torch
+
     from posexport.artifact.manifest import OnnxManifest
     from posexport.artifact.signing import SigningKey
     from posexport.export.whole_model import ExportedModel
+    from posexport.models.pretrained import Pretrained
 
 
 @attrs.frozen(kw_only=True)
@@ -85,6 +88,19 @@ def model_options(given: Mapping[str, Any]) -> ModelOptions:
     return graph_options(ModelOptions, chosen, "was given with --model: the checkpoint decides it, so drop it.")
 
 
+def _dtype(options: ModelOptions, pretrained: Pretrained) -> torch.dtype | None:
+    """The dtype that was given. None is the checkpoint's, but float32 for a checkpoint in float64: neither the kernels
+    of attention nor loaders take float64."""
+    import torch
+
+    from posexport.models.pretrained import main_dtype
+
+    if options.dtype is not None:
+        given: torch.dtype = getattr(torch, TORCH_DTYPES[options.dtype])
+        return given
+    return torch.float32 if main_dtype(pretrained) == torch.float64 else None
+
+
 def write_model(options: ModelOptions, progress: Progress = silent, key: SigningKey | None = None) -> WrittenModel:
     """Export the model of the checkpoint and write it with its manifest, which is signed if there is a `key`.
 
@@ -94,8 +110,6 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
     checkpoint = Path(options.checkpoint)
     beside = side_files(checkpoint, options.path)
     progress("loading torch")
-    import torch
-
     from posexport.artifact.onnx_artifact import write_onnx
     from posexport.artifact.weight_source import model_weights
     from posexport.export.remarks import remarks
@@ -108,7 +122,7 @@ def write_model(options: ModelOptions, progress: Progress = silent, key: Signing
         form=options.form,
         target=options.target,
         opset=options.opset,
-        dtype=None if options.dtype is None else getattr(torch, TORCH_DTYPES[options.dtype]),
+        dtype=_dtype(options, pretrained),
         kv_cache=options.kv_cache,
         angles=None if options.angles == "parity" else options.angles,
         hidden_states=options.hidden_states,

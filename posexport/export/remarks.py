@@ -43,6 +43,8 @@ def _remarks(pretrained: Pretrained, dtype: torch.dtype | None, inputs: Collecti
             "the checkpoint is in bf16, and so is the file, which ONNX Runtime doesn't run on CPUs: give --dtype fp32 "
             "or fp16 for those."
         )
+    if dtype == torch.float32 and own == torch.float64:
+        yield "the checkpoint is in fp64, and the file is in fp32: no loader of attention takes fp64."
     others = _behind(pretrained.folder)
     if others:
         yield (

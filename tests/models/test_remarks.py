@@ -53,6 +53,19 @@ def test_bf16_without_a_dtype(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fp64_is_written_in_fp32(tmp_path: Path) -> None:
+    """An fp64 file failed its own verification, since angles are in fp32, and onnxruntime-genai refused its caches."""
+    folder, model = tmp_path / "llama", tmp_path / "out" / "model.onnx"
+    small_checkpoint(folder).double().save_pretrained(folder)
+    assert "the checkpoint is in fp64, and the file is in fp32" in warnings(folder)
+    inspected = json.loads(cli("inspect", model, "--json").stdout)
+    assert "fp64" not in json.dumps(inspected["inputs"]) and "fp32" in json.dumps(inspected["inputs"])
+    verified = cli("verify", model, "--from", folder, "--runtime", "ort-cpu")
+    assert verified.exit_code == 0, verified.output
+    assert warnings(folder, "--dtype", "fp16") == ""
+
+
+@pytest.mark.slow
 def test_a_pipeline_of_sentence_transformers(tmp_path: Path) -> None:
     folder = saved(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert")
     kinds = ("Transformer", "Pooling", "Normalize")

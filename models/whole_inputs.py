@@ -161,9 +161,16 @@ def _inputs_of(model: nn.Module, mains: Sequence[str], config: Any, folder: Path
     return inputs
 
 
+_OF_PATCHES = "spatial_shapes"
+"""The input with the sizes of images whose patches are a model's pixel_values, in rows of one length. Optional in
+transformers' signatures, but such a model doesn't run without it."""
+
+
 def _checked(model: nn.Module, inputs: dict[str, Dimensions]) -> dict[str, Dimensions]:
     parameters = inspect.signature(model.forward).parameters.values()
     needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if "pixel_values" in inputs and takes(model, _OF_PATCHES) and _OF_PATCHES not in needed:
+        needed.append(_OF_PATCHES)
     if missing := [name for name in needed if name not in inputs]:
         raise RequestError(
             f"{type(model).__name__} needs {' and '.join(missing)} too, which a file has no input for: it is not "

@@ -185,12 +185,21 @@ SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 
 SMALL_BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
 SMALL_BOTH |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16}
+SMALL_TOWER = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 HEADS: dict[str, tuple[dict[str, Any], str]] = {
     "LlamaForSequenceClassification": ({**SMALL, "hidden_size": 8}, "no pad_token_id: add it"),
     "GPT2ForSequenceClassification": ({"n_embd": 8, "n_layer": 1, "n_head": 2}, "no pad_token_id: add it"),
     "Siglip2VisionModel": (
         {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
         "needs pixel_attention_mask and spatial_shapes too, which a file has no input for",
+    ),
+    **dict.fromkeys(
+        ("Siglip2Model", "Siglip2ForImageClassification"),
+        (
+            {"vision_config": {**SMALL_TOWER, "patch_size": 2, "num_patches": 4}}
+            | {"text_config": {**SMALL_TOWER, "vocab_size": 16, "max_position_embeddings": 8, "projection_size": 8}},
+            "needs spatial_shapes too, which a file has no input for",
+        ),
     ),
     "DecisionTransformerModel": (
         {"hidden_size": 8, "n_layer": 1, "n_head": 2, "n_positions": 16},

@@ -2,7 +2,8 @@
 
 Three prompts of different lengths, padded on the left, are continued by 64 tokens, each the likeliest. transformers
 then reads each row by itself, in one pass without a cache: each token must also be the likeliest in float64 after the
-same tokens. If another token is likelier in float64, but by at most the limit of an error of logits, either is right.
+same tokens. If another token is likelier in float64, but by at most twice the limit of an error of logits, either is
+right.
 
 If it is not, but transformers makes the same token from padded rows, the model itself lets padding affect its rows.
 """

@@ -1,4 +1,7 @@
-"""The verdict on tokens by the logits of float64: each must be the likeliest, or be so within the limit of an error."""
+"""The verdict on tokens by the logits of float64: each must be the likeliest, or be so within the errors that pass.
+
+Two logits may each be off by the limit of an error, so their difference by twice that.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def judge_tokens(
     count] says for which tokens these logits are right, None for all of them.
     """
     counted = np.ones(made.shape, bool) if known is None else known
-    limit = tolerance.limit(float(np.abs(own - exact).max()), root_mean_square(exact))
+    limit = 2 * tolerance.limit(float(np.abs(own - exact).max()), root_mean_square(exact))
     ranked = np.sort(exact, -1)
     margins = ranked[..., -1] - ranked[..., -2]
     short = np.where(counted, ranked[..., -1] - np.take_along_axis(exact, made[..., None], -1)[..., 0], 0.0)

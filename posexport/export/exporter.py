@@ -27,6 +27,7 @@ from posexport.custom_ops import operators
 from posexport.errors import RequestError
 from posexport.export import joined_attention, layer_copies, support, torchlib_cache
 from posexport.export.equal_nodes import merge_equal_nodes
+from posexport.export.half_scatters import reduce_in_fp32
 from posexport.export.initializers import Initializers, name_initializers
 from posexport.export.padded_pools import keep_pads_of_pools
 from posexport.export.sizes_of_inputs import read_from_inputs
@@ -184,6 +185,7 @@ def finish(model: ir.Model, form: str) -> None:
     merge_equal_nodes(model)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+    reduce_in_fp32(model)
     common.NameFixPass()(model)  # a body inside a branch may use the branch's name of a value
     keep_pads_of_pools(model)
     nodes = list(model.graph.all_nodes())

@@ -46,6 +46,9 @@ CONFIGS: list[tuple[dict[str, Any], Trained]] = [
     ({}, Trained()),
     ({"vocab_size": 90, "n_positions": 70}, Trained(vocabulary=90, length=70)),
     ({"vocab_size": 90, "text_config": {"vocab_size": 80, "sliding_window": 6}}, Trained(vocabulary=80, windows=(6,))),
+    ({"vocab_size": 90, "decoder_vocab_size": 70}, Trained(vocabulary=90, decoder_vocabulary=70)),
+    ({"src_vocab_size": 90, "tgt_vocab_size": 70}, Trained(decoder_vocabulary=70)),
+    ({"vocab_size": 90, "decoder_vocab_size": 0}, Trained(vocabulary=90)),
     ({"sliding_window": 6, "use_sliding_window": False}, Trained()),
     ({"sliding_window": 6, "layer_types": ["full_attention"] * 2}, Trained()),
     ({"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}, Trained(windows=(6,))),
@@ -156,3 +159,10 @@ def test_tables_that_are_wrong_far_out_fail(fault: str, said: str, whole: tuple[
     parity = json.loads(done.stdout)["verdicts"][0]
     assert parity["state"] == "failed"
     assert said in parity["reason"]
+
+
+def test_a_decoder_with_fewer_tokens_than_its_encoder() -> None:
+    """Marian may have two vocabularies. Tokens of the larger one are outside the decoder's table."""
+    model, name = Trained(vocabulary=500, decoder_vocabulary=300), "past_key_values.0.encoder.key"
+    decoder = {**ROLES, name: attrs.evolve(CACHE, name=name)}
+    assert (model.roles(decoder)["input_ids"].rows, model.roles(ROLES)["input_ids"].rows) == (300, 500)

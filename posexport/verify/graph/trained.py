@@ -49,11 +49,13 @@ TABLES = {"token_ids": "token ids", "encoder_token_ids": "token ids of the encod
 class Trained:
     """What the configuration says about a model; None if it doesn't.
 
-    `vocabulary` is the number of rows of its table of tokens, `length` the number of positions that it was trained for,
-    `other_angles` the length from which on its angles change. `windows` are its windows.
+    `vocabulary` is the number of rows of its table of tokens, `decoder_vocabulary` that of a decoder with another
+    table than its encoder's. `length` is the number of positions that it was trained for, `other_angles` the length
+    from which on its angles change. `windows` are its windows.
     """
 
     vocabulary: int | None = None
+    decoder_vocabulary: int | None = None
     length: int | None = None
     windows: tuple[int, ...] = ()
     other_angles: int | None = None
@@ -72,7 +74,9 @@ class Trained:
 
         The tables of the file may have fewer rows.
         """
-        rows = {"token_ids": self.vocabulary, "encoder_token_ids": self.vocabulary, "position_ids": self.length}
+        of_encoder_decoder = any(".encoder." in name for name in roles)
+        tokens = (self.decoder_vocabulary if of_encoder_decoder else None) or self.vocabulary
+        rows = {"token_ids": tokens, "encoder_token_ids": self.vocabulary, "position_ids": self.length}
         return {name: attrs.evolve(role, rows=rows.get(role.kind) or role.rows) for name, role in roles.items()}
 
     def tables(self, roles: Mapping[str, Role]) -> dict[str, Role]:
@@ -157,11 +161,20 @@ class Trained:
         yield from (f"no query had more keys than the window of {one}" for one in self.windows if keys <= one)
 
 
+_OF_DECODERS = ("decoder_vocab_size", "tgt_vocab_size")
+"""Keys of config.json for the number of tokens that only the decoder reads."""
+
+
+def _is_size(value: object) -> bool:
+    return is_whole(value) and value > 0
+
+
 def trained(folder: Path) -> Trained:
     """What config.json in the folder of a checkpoint says."""
     config = read_config(folder / "config.json") or {}
     return Trained(
         vocabulary=vocabulary_of(folder),
+        decoder_vocabulary=next(filter(_is_size, map(config.get, _OF_DECODERS)), None),
         length=trained_length(folder),
         windows=tuple(sorted({window for one in (config, text_part(config)) for window in _windows(one)})),
         other_angles=length_of_short_frequencies(folder),

@@ -185,8 +185,8 @@ def finish(model: ir.Model, form: str) -> None:
     merge_equal_nodes(model)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
-    reduce_in_fp32(model)
     common.NameFixPass()(model)  # a body inside a branch may use the branch's name of a value
+    reduce_in_fp32(model)
     keep_pads_of_pools(model)
     nodes = list(model.graph.all_nodes())
     outputs = [value for node in nodes for value in node.outputs]

@@ -7,6 +7,9 @@ is rounded once.
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from posexport.graphs.nodes import Nodes
 
 _SCATTERS = ("ScatterND", "ScatterElements")
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -15,21 +18,39 @@ _DATA, _UPDATES = 0, 2
 
 
 def reduce_in_fp32(model: ir.Model) -> None:
-    """Give each scatter with a reduction in half precision inputs in float32, in place."""
-    for node in list(model.graph.all_nodes()):
-        reduction = node.attributes.get("reduction") if node.op_type in _SCATTERS else None
-        data = None if reduction is None or reduction.as_string() == "none" else node.inputs[_DATA]
-        if data is None or (dtype := data.dtype) not in _HALF or node.graph is None:
+    """Give each scatter with a reduction in half precision inputs in float32, in place. Values have names."""
+    found = [node for node in model.graph.all_nodes() if _reduces(node)]
+    if not found:
+        return
+    dtypes = _dtypes(model)
+    taken = {
+        name for node in model.graph.all_nodes() for name in (node.name, *(one.name for one in node.outputs)) if name
+    }
+    for node in found:
+        made, graph = node.outputs[0], node.graph
+        dtype = dtypes.get(made.name)
+        if dtype not in _HALF or graph is None:
             continue
+        before, after = Nodes(taken), Nodes(taken)
         for place in (_DATA, _UPDATES):
-            widened = ir.node("Cast", [node.inputs[place]], {"to": ir.DataType.FLOAT})
-            node.graph.insert_before(node, widened)
-            node.replace_input_with(place, widened.outputs[0])
-        made = node.outputs[0]
-        rounded = ir.node("Cast", [made], {"to": dtype})
-        rounded.outputs[0].dtype, rounded.outputs[0].shape = dtype, made.shape
-        made.replace_all_uses_with(rounded.outputs[0], replace_graph_outputs=True)
-        rounded.replace_input_with(0, made)
-        node.graph.insert_after(node, rounded)
-        name, made.name = made.name, f"{made.name}_fp32"
-        made.dtype, rounded.outputs[0].name = ir.DataType.FLOAT, name
+            value = before.op("Cast", [node.inputs[place]], {"to": ir.DataType.FLOAT}, dtype=ir.DataType.FLOAT)[0]
+            node.replace_input_with(place, value)
+        graph.insert_before(node, before.nodes)
+        rounded = after.op("Cast", [made], {"to": dtype}, dtype=dtype)[0]
+        made.replace_all_uses_with(rounded, replace_graph_outputs=True)
+        after.nodes[0].replace_input_with(0, made)
+        graph.insert_after(node, after.nodes)
+        made.name, rounded.name, rounded.shape = rounded.name, made.name, made.shape
+        made.dtype = ir.DataType.FLOAT
+
+
+def _reduces(node: ir.Node) -> bool:
+    reduction = node.attributes.get("reduction") if node.op_type in _SCATTERS else None
+    return reduction is not None and reduction.as_string() != "none"
+
+
+def _dtypes(model: ir.Model) -> dict[str | None, ir.DataType | None]:
+    """The dtypes of values by name. torch's exporter leaves some of them out."""
+    copy = model.clone()
+    ShapeInferencePass()(copy)
+    return {value.name: value.dtype for node in copy.graph.all_nodes() for value in node.outputs}

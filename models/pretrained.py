@@ -90,6 +90,7 @@ class Pretrained:
             return TRANSLATOR if any(self._is_among(names) for names in translators) else ENCODER
         reads_tokens = self.model.main_input_name == "input_ids"
         decodes = self.around is not None or any(self._is_among(names) for names in decoders)
+        decodes &= getattr(self.config, "causal", None) is not False  # XLM's head for hidden words has the same class
         return DECODER if reads_tokens and decodes else ENCODER
 
     @property

@@ -316,3 +316,13 @@ def test_a_complaint_of_transformers_is_not_taken_for_one_about_padding(monkeypa
     monkeypatch.setattr(type(model.embeddings), "forward", complaining)
     with pytest.raises(ValueError, match="You have to specify pixel_values"):
         encoder_of(model, torch.float32)
+
+
+@pytest.mark.parametrize(("causal", "kind"), [(True, "decoder"), (False, "encoder")])
+def test_one_class_for_next_words_and_for_hidden_words(causal: bool, kind: str, tmp_path: Path) -> None:
+    """XLM's head is of one class; its setting `causal` says which words a word sees."""
+    import transformers
+
+    sizes = {"emb_dim": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 16, "max_position_embeddings": 16}
+    transformers.XLMWithLMHeadModel(transformers.XLMConfig(**sizes, causal=causal)).save_pretrained(tmp_path)
+    assert open_pretrained(tmp_path).kind == kind

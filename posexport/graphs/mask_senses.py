@@ -19,8 +19,11 @@ HIDES, SHOWS = "hides", "shows"
 _LAYS_OUT = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", "Identity", "Tile", "Cast"}
 """Operators that keep truth values the same, if these are their first input."""
 
-_JOINS = {"And", "Or"}
-"""Operators that combine truth values with others."""
+_CUTS = {"Gather", "Pad"}
+"""Operators that choose some of the truth values, or put others beside them, if these are their first input."""
+
+_JOINS = {"And", "Or", "Concat"}
+"""Operators that combine truth values with others, or put them beside others."""
 
 _LOW = -1e3
 """A number of at most this in place of a score, or added to it, hides a key."""
@@ -61,7 +64,7 @@ def sense_of(mask: ir.Value) -> str | None:
 def _after(node: ir.Node, place: int, truth: _Truth) -> Iterator[_Truth]:
     """What the result of a node is; nothing if it isn't of that kind."""
     kind = node.op_type
-    if kind in _JOINS or (kind in _LAYS_OUT and place == 0):
+    if kind in _JOINS or (kind in _LAYS_OUT | _CUTS and place == 0):
         yield truth
     elif kind == "Not":
         yield _Truth(not truth.where, 1.0)

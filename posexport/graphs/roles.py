@@ -308,8 +308,8 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
     own, rank = _dtype_kinds(value), len(value.shape) if value.shape is not None else 0
     lower = plain_name(name)
     for pattern, role, kinds in NAMES:
-        if role == "features" and rank > 3:
-            continue  # `past_values` may also be the cached values of all layers
+        if (role == "features" and rank > 3) or (role == "images" and _has_tokens(value)):
+            continue  # `past_values` may also be the cached values of all layers, and `img` the tokens of a picture
         if own & {*kinds} and re.search(pattern, lower) and (not rank or rank in KNOWN_AXES[role]):
             if role in MASKS and "f" in own and rank == 4 and _is_picture(value):
                 break
@@ -320,6 +320,12 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
     if "i" in own and rank == 2 and rows is not None:
         return "token_ids"
     return None
+
+
+def _has_tokens(value: ir.Value) -> bool:
+    """Whether a value is [batch, tokens, size]: a picture without rows has a fixed number of channels first."""
+    shape = shape_of_value(value)
+    return len(shape) == 3 and isinstance(shape[0], str) and isinstance(shape[2], int)
 
 
 _AS_PICTURES = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
@@ -339,8 +345,24 @@ def _is_picture(value: ir.Value) -> bool:
     return False
 
 
+_SIDES = (
+    (r"(src|source|enc|encoder)(_|$)", r"(tgt|trg|target|dec|decoder)(_|$)"),
+    (r"(txt|text|prompt)(_|$)", r"(img|image|latents?)(_|$)"),
+)
+"""Patterns of names of inputs for an encoder, and of those beside which they are an encoder's."""
+
+
 def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) -> None:
-    """If there are tokens of a decoder too, `input_ids` and `attention_mask` are the encoder's."""
+    """If there are tokens of a decoder too, `input_ids` and `attention_mask` are the encoder's, and `src` beside `tgt`.
+
+    So is a text beside the tokens of a picture.
+    """
+    plain = {name: plain_name(name) for name, kind in kinds.items() if kind in ("token_ids", "features")}
+    for source, target in _SIDES:
+        if any(re.match(target, other) for other in plain.values()):
+            for name, lower in plain.items():
+                if name not in given and re.match(source, lower):
+                    kinds[name] = f"encoder_{kinds[name]}"
     if not any("decoder_input" in name for name in kinds):
         return
     for name, kind in kinds.items():

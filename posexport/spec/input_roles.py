@@ -46,7 +46,7 @@ ROLES: dict[str, str] = {
 }
 """The roles that an input may have, with their meanings."""
 
-STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(past|present)_(\d+_)?(conv|recurrent|ssm)(_|$)"
+STATE = r"(conv|recurrent|ssm)_?states?(_|$)|(conv|cnn)_?cache|(past|present)_(\d+_)?(conv|recurrent|ssm)(_|$)"
 """The pattern of plain names of states."""
 
 NAMES: tuple[tuple[str, str, str], ...] = (
@@ -66,7 +66,8 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"observed_mask", "mask", "fib"),
     (r"^past_(values|time_features)$", "features", "f"),
     (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "fq"),
-    (r"key_padding_mask|^padding_mask", "padding_mask", "bi"),
+    (r"(^|_)caches?(_\d+)?$", "past", "fq"),
+    (r"key_padding_mask|(^|_)pad(ding)?(_mask)?$", "padding_mask", "bi"),
     (r"^alibi|(position|relative|rel_pos|score)s?_?bias", "bias", "f"),
     (r"(encoder|cross|memory)_?(attention_|attn_)?mask", "encoder_attention_mask", "fib"),
     (r"pixel(_attention)?_mask", "picture_mask", "fib"),

@@ -44,6 +44,18 @@ FLUX: Signature = {
     "txt_ids": ([1, "text", 3], "fp32"),
     "start_pos": ([], "int64"),
 }
+JOINT: Signature = {
+    "img": (["batch", "n", 8], "fp32"),
+    "txt": (["batch", "t", 8], "fp32"),
+    "img_ids": (["batch", "n", 3], "fp32"),
+}
+TRANSFORMER: Signature = {"src": (["s", "batch", 8], "fp32"), "tgt": (["t", "batch", 8], "fp32")}
+STREAMING: Signature = {
+    "chunk": (["batch", "seq", 8], "fp32"),
+    "att_cache": (["batch", 4, "cached", 16], "fp32"),
+    "cnn_cache": (["batch", 8, 7], "fp32"),
+    "padding": (["batch", "seq"], "bool"),
+}
 
 KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = {
     "flux": (
@@ -52,6 +64,26 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
             "img_ids": ("position_ids", (1, "seq", "axes")),
             "txt_ids": ("position_ids", (1, "encoder", "axes")),
             "start_pos": ("past_length", ()),
+        },
+    ),
+    "joint attention": (
+        JOINT,
+        {
+            "img": ("features", ("batch", "seq", 8)),
+            "txt": ("encoder_features", ("batch", "encoder", 8)),
+            "img_ids": ("position_ids", ("batch", "seq", "axes")),
+        },
+    ),
+    "torch's Transformer": (
+        TRANSFORMER,
+        {"src": ("encoder_features", ("encoder", "batch", 8)), "tgt": ("features", ("seq", "batch", 8))},
+    ),
+    "streaming": (
+        STREAMING,
+        {
+            "att_cache": ("past", ("batch", 4, "past", 16)),
+            "cnn_cache": ("state", ("batch", 8, 7)),
+            "padding": ("padding_mask", ("batch", "seq")),
         },
     ),
     "optimum": (

@@ -55,6 +55,7 @@ KNOWN_AXES: dict[str, dict[int, _Layout]] = {
     "total_length": {0: (), 1: (None,)},
     "lengths": {1: (BATCH,), 2: (BATCH, None)},
     "prefix_length": {0: (), 1: (BATCH,), 2: (BATCH, None)},
+    "segments": {1: (None,)},
     "last_key": {1: (BATCH,), 2: (BATCH, None)},
     "use_cache": {0: (), 1: (None,)},
     "logits_to_keep": {0: (), 1: (None,)},
@@ -109,9 +110,11 @@ def reused_names(kinds: Mapping[str, str], shapes: Mapping[str, Shape], joined: 
     """
     found = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str) and _NO_NAME.fullmatch(dim)}
     meanings: dict[str, set[str]] = {}
+    layouts = {name: _layout(kinds[name], shape) for name, shape in shapes.items()}
+    layouts |= _caches_with_rows_later(kinds, shapes, layouts)
     for name, shape in shapes.items():
         own: dict[str, set[str]] = {}
-        for dim, meaning in zip(shape, _layout(kinds[name], shape) or (), strict=False):
+        for dim, meaning in zip(shape, layouts[name] or (), strict=False):
             if isinstance(dim, str) and meaning is not None:
                 own.setdefault(dim, set()).add(meaning)
         for dim, several in own.items():
@@ -197,6 +200,7 @@ def axes_of(
     }
     layouts |= {name: _tokens_first(layouts[name]) for name in token_first}
     layouts |= {name: _swapped(layouts[name]) for name in _told_by_others(kinds, shapes, layouts)}
+    layouts |= _caches_with_rows_later(kinds, shapes, layouts)
     rank = {kind: at for at, kind in enumerate(ORDER)}
     plain = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
     multiples = {dim: found for dim in plain if (found := multiple_of(dim)) is not None and found[1] in plain}
@@ -312,6 +316,27 @@ def _told_by_others(
     return [name for name, (first, second) in pairs.items() if second in rows and first not in rows]
 
 
+def _caches_with_rows_later(
+    kinds: Mapping[str, str], shapes: Mapping[str, Shape], layouts: Mapping[str, _Layout | None]
+) -> dict[str, _Layout]:
+    """The axes of those caches whose rows aren't on the first axis, as in [cached, batch, heads, size].
+
+    The first dimension then has another name than the rows of all other inputs, and a later one has that name.
+    """
+    caches = {name: layout for name, layout in layouts.items() if kinds[name] in ("past", "encoder_past")}
+    others = [(name, layout) for name, layout in layouts.items() if name not in caches and layout is not None]
+    rows = {shapes[name][layout.index(BATCH)] for name, layout in others if BATCH in layout}
+    rows = {dim for dim in rows if isinstance(dim, str) and dim != "?"}
+    moved = {}
+    for name, layout in caches.items():
+        shape = shapes[name]
+        at = next((at for at, dim in enumerate(shape) if dim in rows), 0)
+        if layout is not None and layout[0] == BATCH and at and isinstance(shape[0], str):
+            tokens = PAST if kinds[name] == "past" else ENCODER
+            moved[name] = tuple(BATCH if one == at else tokens if one == 0 else None for one in range(len(shape)))
+    return moved
+
+
 def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
     """The usual axes of a role. The fixed dimensions tell which axes are tokens."""
     layout = KNOWN_AXES[kind].get(len(shape))
@@ -325,8 +350,8 @@ def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
         free, meaning = [at for at in dynamic if at], next(axis for axis in layout if axis in (PAST, ENCODER))
         tokens = free[0] if len(free) == 1 else layout.index(meaning)
         return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(len(shape)))
-    if kind == "position_ids" and len(shape) == 3 and isinstance(shape[2], int) and not isinstance(shape[0], int):
-        return (BATCH, SEQ, AXES)
+    if kind == "position_ids" and len(shape) == 3 and not isinstance(shape[0], int) and dynamic != [0, 1, 2]:
+        return (BATCH, AXES, SEQ) if dynamic == [0, 2] else (BATCH, SEQ, AXES)
     if (
         kind == "position_ids"
         and len(shape) == 3

@@ -161,8 +161,8 @@ def _positions(draw: _Draw) -> Array:
         places = places[:1]
     if draw.kinds.positions == "consecutive":  # a picture among text has positions on a grid
         grid = [places, *(places // (2 + axis) for axis in range(1, draw.shape[at]))]
-        return np.stack([axis % limit for axis in grid], at if at == 0 else -1)
-    return np.stack([make(draw.rng, places, limit) for _ in range(draw.shape[at])], at if at == 0 else -1)
+        return np.stack([axis % limit for axis in grid], at)
+    return np.stack([make(draw.rng, places, limit) for _ in range(draw.shape[at])], at)
 
 
 def _mask(draw: _Draw) -> Array:
@@ -235,6 +235,13 @@ def _number(value: Callable[[Mapping[str, int]], int]) -> Callable[[_Draw], Arra
     return lambda draw: np.full(draw.shape, value(draw.sizes))
 
 
+def _segments(draw: _Draw) -> Array:
+    """Where segments of the tokens begin, in rising order from 0 on, and where the last one ends."""
+    last, count = draw.sizes[SEQ], draw.shape[0]
+    inner = np.sort(draw.rng.integers(0, last + 1, max(count - 2, 0)))
+    return np.array([0, *inner, last][-count:] if count else [])
+
+
 def _begins(draw: _Draw) -> Array:
     """Where the new tokens of each row begin, or those of the first row if one number is for all."""
     begins = draw.begins.reshape(-1, *[1] * (len(draw.shape) - 1))
@@ -269,6 +276,7 @@ MAKERS: Mapping[str, Callable[[_Draw], Array]] = {
     "total_length": _number(lambda sizes: sizes[PAST] + sizes[SEQ]),
     "lengths": lambda draw: draw.keys.sum(1).reshape(draw.shape),
     "prefix_length": lambda draw: draw.rng.integers(0, draw.sizes[PAST] + draw.sizes[SEQ] + 1, draw.shape),
+    "segments": _segments,
     "last_key": lambda draw: (draw.keys.sum(1) - 1).reshape(draw.shape),
     "use_cache": _number(lambda sizes: int(sizes[PAST] > 0)),
     "logits_to_keep": _number(lambda sizes: sizes[KEPT]),

@@ -56,6 +56,14 @@ STREAMING: Signature = {
     "cnn_cache": (["batch", 8, 7], "fp32"),
     "padding": (["batch", "seq"], "bool"),
 }
+TOKENS_FIRST: Signature = {
+    "input_ids": (["batch", "seq"], "int64"),
+    "position_ids": (["batch", 2, "seq"], "int64"),
+    "past_key": (["past", "batch", 4, 8], "fp32"),
+    "mems.0": (["memory", "batch", 32], "fp32"),
+    "past_value": (["batch", 4, "past", 8], "fp32"),
+}
+PACKED: Signature = {"x": (["seq", 8], "fp32"), "cu_window_seqlens": (["windows"], "int32")}
 
 KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = {
     "flux": (
@@ -78,6 +86,16 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
         TRANSFORMER,
         {"src": ("encoder_features", ("encoder", "batch", 8)), "tgt": ("features", ("seq", "batch", 8))},
     ),
+    "caches with tokens first": (
+        TOKENS_FIRST,
+        {
+            "position_ids": ("position_ids", ("batch", "axes", "seq")),
+            "past_key": ("past", ("past", "batch", 4, 8)),
+            "mems.0": ("past", ("past", "batch", 32)),
+            "past_value": ("past", ("batch", 4, "past", 8)),
+        },
+    ),
+    "packed sequences": (PACKED, {"cu_window_seqlens": ("segments", ("dim windows",))}),
     "streaming": (
         STREAMING,
         {

@@ -130,6 +130,28 @@ def columns_by_length(g: Graph) -> Pair:
     return cos, sin
 
 
+def product(g: Graph) -> Pair:
+    """Positions [T, 1] times frequencies [1, D], which are repeated in the constant."""
+    column = g.op("Unsqueeze", g.op("Cast", places(g), to=TensorProto.FLOAT), g.constant([1]))
+    angles = g.op("MatMul", column, g.constant(np.tile(FREQUENCIES, 2)[None], np.float32))
+    return g.op("Cos", angles), g.op("Sin", angles)
+
+
+def row_of_product(*, late: float = 1.0) -> Angles:
+    """A product with a table chooses its rows. From row EDGE on, the angles of the second half are `late` times as
+    large."""
+
+    def made(g: Graph) -> Pair:
+        both = np.arange(512)[:, None] * np.tile(FREQUENCIES, 2)
+        both[EDGE:, HALF:] *= late
+        column = g.op("Unsqueeze", places(g), g.constant([1]))
+        rows = g.op("Cast", g.op("Equal", column, g.constant(np.arange(512)[None])), to=TensorProto.FLOAT)
+        cos, sin = (g.op("MatMul", rows, g.constant(f(both), np.float32)) for f in (np.cos, np.sin))
+        return cos, sin
+
+    return made
+
+
 def rotated(angles: Angles) -> dict[str, Any]:
     """Hooks that rotate queries and keys [B, N, T, D] in the layout half."""
 
@@ -149,12 +171,17 @@ def outputs(model: onnx.ModelProto, *others: onnx.ModelProto) -> list[np.ndarray
 
 FAULTS: dict[str, Angles] = {
     "late rows of a table": table(late=1.5),
+    "late rows of a product": row_of_product(late=1.5),
     "the last positions": bounded,
     "a choice by the length": chosen,
     "a factor by the length": scaled,
     "two selections of rows": two_selections,
     "columns by the length": columns_by_length,
 }
+
+
+EQUAL = [computed, computed_twice, table(), looked_up, rows_of_computed, product, row_of_product()]
+"""Angles that are equal for both halves at all positions."""
 
 
 @pytest.mark.sampled(5)
@@ -189,7 +216,7 @@ def test_a_factor_that_a_truth_value_decides_stays(hooks: str, seed: int) -> Non
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["native", "contrib"])
-@pytest.mark.parametrize("angles", [computed, computed_twice, table(), looked_up, rows_of_computed])
+@pytest.mark.parametrize("angles", EQUAL)
 def test_equal_angles_are_one_operator(angles: Angles, form: str) -> None:
     model = model_of(**rotated(angles))
     done, proto = rewritten_model(model, form=form, target="ort")

@@ -34,7 +34,7 @@ LEAST_KEYS = 24
 
 _MASKS = (
     *("attention_mask", "padding_mask", "encoder_attention_mask", "mask"),
-    *("lengths", "prefix_length", "last_key", "past_length", "total_length"),
+    *("lengths", "prefix_length", "segments", "last_key", "past_length", "total_length"),
 )
 """Roles of inputs that say which keys may be seen."""
 

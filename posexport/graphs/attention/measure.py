@@ -166,9 +166,7 @@ def _positions(shape: tuple[int, ...], axes: Axes, positions: Positions | Rows) 
     table = table.swapaxes(0, 1) if is_token_first(axes) else table
     if AXES not in axes:
         return np.broadcast_to(table[..., 0] if len(shape) > 1 else table[0, :, 0], shape)
-    if axes.index(AXES) == 0:
-        return np.broadcast_to(np.moveaxis(table, -1, 0), shape)
-    return np.broadcast_to(table, shape)
+    return np.broadcast_to(np.moveaxis(table, -1, axes.index(AXES)), shape)
 
 
 def angles_in(source: AngleSource, value: torch.Tensor) -> torch.Tensor:

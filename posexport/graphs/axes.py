@@ -110,8 +110,7 @@ def reused_names(kinds: Mapping[str, str], shapes: Mapping[str, Shape], joined: 
     """
     found = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str) and _NO_NAME.fullmatch(dim)}
     meanings: dict[str, set[str]] = {}
-    layouts = {name: _layout(kinds[name], shape) for name, shape in shapes.items()}
-    layouts |= _caches_with_rows_later(kinds, shapes, layouts)
+    layouts = _told_by_rows(kinds, shapes, {name: _layout(kinds[name], shape) for name, shape in shapes.items()})
     for name, shape in shapes.items():
         own: dict[str, set[str]] = {}
         for dim, meaning in zip(shape, layouts[name] or (), strict=False):
@@ -199,8 +198,7 @@ def axes_of(
         if layout is not None and len(layout) == 2 and name in scored and kinds[name] in MASKS
     }
     layouts |= {name: _tokens_first(layouts[name]) for name in token_first}
-    layouts |= {name: _swapped(layouts[name]) for name in _told_by_others(kinds, shapes, layouts)}
-    layouts |= _caches_with_rows_later(kinds, shapes, layouts)
+    layouts = _told_by_rows(kinds, shapes, layouts)
     rank = {kind: at for at, kind in enumerate(ORDER)}
     plain = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
     multiples = {dim: found for dim in plain if (found := multiple_of(dim)) is not None and found[1] in plain}
@@ -316,25 +314,29 @@ def _told_by_others(
     return [name for name, (first, second) in pairs.items() if second in rows and first not in rows]
 
 
-def _caches_with_rows_later(
+def _told_by_rows(
     kinds: Mapping[str, str], shapes: Mapping[str, Shape], layouts: Mapping[str, _Layout | None]
-) -> dict[str, _Layout]:
-    """The axes of those caches whose rows aren't on the first axis, as in [cached, batch, heads, size].
+) -> dict[str, _Layout | None]:
+    """The axes of all inputs, in the order that the rows of other inputs tell.
 
-    The first dimension then has another name than the rows of all other inputs, and a later one has that name.
+    Features may have tokens first (`_told_by_others`). So may caches, as in [cached, batch, heads, size]: their first
+    dimension then has another name than the rows of all other inputs, and a later one has that name.
     """
-    caches = {name: layout for name, layout in layouts.items() if kinds[name] in ("past", "encoder_past")}
-    others = [(name, layout) for name, layout in layouts.items() if name not in caches and layout is not None]
+    told = {**layouts, **{name: _swapped(layouts[name]) for name in _told_by_others(kinds, shapes, layouts)}}
+    others = [
+        (name, layout) for name, layout in told.items() if kinds[name] not in _CACHED_TOKENS and layout is not None
+    ]
     rows = {shapes[name][layout.index(BATCH)] for name, layout in others if BATCH in layout}
-    rows = {dim for dim in rows if isinstance(dim, str) and dim != "?"}
-    moved = {}
-    for name, layout in caches.items():
+    for name, layout in told.items():
         shape = shapes[name]
-        at = next((at for at, dim in enumerate(shape) if dim in rows), 0)
-        if layout is not None and layout[0] == BATCH and at and isinstance(shape[0], str):
-            tokens = PAST if kinds[name] == "past" else ENCODER
-            moved[name] = tuple(BATCH if one == at else tokens if one == 0 else None for one in range(len(shape)))
-    return moved
+        at = next((at for at, dim in enumerate(shape) if dim in rows and isinstance(dim, str) and dim != "?"), 0)
+        if layout is not None and layout[:1] == (BATCH,) and at and isinstance(shape[0], str):
+            tokens = _CACHED_TOKENS.get(kinds[name])
+            told[name] = (tokens, *(BATCH if one == at else None for one in range(1, len(shape)))) if tokens else layout
+    return told
+
+
+_CACHED_TOKENS = {"past": PAST, "encoder_past": ENCODER}
 
 
 def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
@@ -352,13 +354,7 @@ def _usual_layout(kind: str, shape: Shape) -> _Layout | None:
         return tuple(BATCH if at == 0 else meaning if at == tokens else None for at in range(len(shape)))
     if kind == "position_ids" and len(shape) == 3 and not isinstance(shape[0], int) and dynamic != [0, 1, 2]:
         return (BATCH, AXES, SEQ) if dynamic == [0, 2] else (BATCH, SEQ, AXES)
-    if (
-        kind == "position_ids"
-        and len(shape) == 3
-        and shape[0] == 1
-        and isinstance(shape[1], str)
-        and shape[2] in (2, 3)
-    ):
+    if kind == "position_ids" and len(shape) == 3 and shape[0] == 1 and dynamic == [1] and shape[2] in (2, 3):
         return (None, SEQ, AXES)  # shared by all rows
     if kind == "position_ids" and len(shape) == 3 and all(isinstance(dim, int) for dim in shape):
         return (AXES, BATCH, SEQ) if int(shape[0]) <= 4 < int(shape[2]) else (BATCH, SEQ, AXES)

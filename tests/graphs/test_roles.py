@@ -63,6 +63,11 @@ TOKENS_FIRST: Signature = {
     "mems.0": (["memory", "batch", 32], "fp32"),
     "past_value": (["batch", 4, "past", 8], "fp32"),
 }
+EMFORMER: Signature = {
+    "utterance": (["s1", "s9", 32], "fp32"),
+    "right_context": (["s2", "s9", 32], "fp32"),
+    "mems": (["s3", "s9", 32], "fp32"),
+}
 PACKED: Signature = {"x": (["seq", 8], "fp32"), "cu_window_seqlens": (["windows"], "int32")}
 
 KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = {
@@ -93,6 +98,14 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
             "past_key": ("past", ("past", "batch", 4, 8)),
             "mems.0": ("past", ("past", "batch", 32)),
             "past_value": ("past", ("batch", 4, "past", 8)),
+        },
+    ),
+    "streaming, tokens first": (
+        EMFORMER,
+        {
+            "utterance": ("features", ("seq", "batch", 32)),
+            "right_context": ("features", ("seq", "batch", 32)),
+            "mems": ("past", ("past", "batch", 32)),
         },
     ),
     "packed sequences": (PACKED, {"cu_window_seqlens": ("segments", ("dim windows",))}),

@@ -68,6 +68,7 @@ def ir_of(graph: GraphFile) -> ir.Model:
         raise InvalidGraphError(
             f"{str(graph.path)!r} holds no valid graph ({shown(str(cause), 200)}): export it again."
         ) from None
+    _fix_initializers(model)
     for lacking in _without_source(model):
         raise InvalidGraphError(
             f"{str(graph.path)!r} holds no valid graph, no node, input or weight defines {shown(lacking.name)}: export "
@@ -191,6 +192,22 @@ def _sort(graph: GraphFile, model: ir.Model) -> None:
         raise InvalidGraphError(
             f"the graph of {str(graph.path)!r} has a cycle of nodes: export the file again."
         ) from None
+
+
+def _fix_initializers(model: ir.Model) -> None:
+    """Remove the initializers from the inputs of a file of an IR version before 4.
+
+    Such files must list all initializers as inputs, and runtimes take them as constants. In later versions, an
+    initializer that is an input is a default value that callers may change.
+    """
+    if model.ir_version < _FIRST_WITH_CONSTANTS:
+        given = [value for value in model.graph.inputs if not value.is_initializer()]
+        model.graph.inputs.clear()
+        model.graph.inputs.extend(given)
+
+
+_FIRST_WITH_CONSTANTS = 4
+"""The first IR version in which initializers needn't be inputs."""
 
 
 def _settle_names(model: ir.Model) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import attrs
 import onnx_ir as ir
 
-from posexport.graphs import grouped
+from posexport.graphs import grouped, single_rows
 from posexport.graphs.attention_parts import (
     LEAST_FILTER,
     causal,
@@ -297,6 +297,7 @@ def _turned(
 EXPANSIONS: dict[tuple[str, str], Expansion] = {
     ("", "MatMul"): grouped.matmul,
     ("", "Einsum"): grouped.einsum,
+    ("", "Gemm"): single_rows.gemm,
     ("", "Attention"): attention,
     ("", "RotaryEmbedding"): rotary_embedding,
     ("com.microsoft", "Attention"): packed_attention,

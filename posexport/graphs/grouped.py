@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from posexport.graphs import folded_heads
+from posexport.graphs import folded_heads, single_rows
 from posexport.graphs.attention.softmaxes import softmax_of
 from posexport.graphs.equations import ELLIPSIS, equation_of, letters_of
 from posexport.graphs.nearest import nearest_first
 from posexport.graphs.operators import Call, Unexpanded
 
-PRODUCTS = {"MatMul", "Einsum"}
+PRODUCTS = {"MatMul", "Einsum", "Gemm"}
 
 _AROUND = {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh", "Cast", "Identity", "Dropout", "Softmax", "Transpose"}
 _AROUND |= {"Reshape", "Flatten", "Slice", "Concat"}
@@ -83,12 +83,15 @@ def _behind(weights: ir.Value) -> list[ir.Node]:
 
 
 def matmul(call: Call) -> Sequence[ir.Value]:
-    """MatMul with five axes, or with heads that are folded into tokens."""
+    """MatMul with five axes, with two, or with heads that are folded into tokens."""
     if call.fold is not None:
         return folded_heads.matmul(call, call.fold)
     left, right = call.input(0), call.input(1)
-    if left is None or right is None or {len(call.shape(left)), len(call.shape(right))} != {5}:
-        raise Unexpanded("its operands don't have five axes")
+    ranks = {len(call.shape(value)) for value in (left, right) if value is not None}
+    if ranks == {2}:
+        return [single_rows.matmul(call)]
+    if left is None or right is None or ranks != {5}:
+        raise Unexpanded("its operands don't have two or five axes")
     if any(call.varies(value, 1) for value in (left, right)):
         return [_of_more_rows(call, left, right)]
     for value in (left, right):

@@ -296,22 +296,22 @@ def _told_by_others(
     The second dimension is the rows of another input, such as a mask [rows, keys], and the first isn't. Or two such
     inputs share the second dimension and no other.
     """
+    of_rows = {name: layout for name, layout in layouts.items() if layout is not None and BATCH in layout}
     rows = {
         shapes[name][layout.index(BATCH)]
-        for name, layout in layouts.items()
-        if layout is not None and BATCH in layout and (len(layout) == 2 or is_token_first(layout))
+        for name, layout in of_rows.items()
+        if len(layout) == 2 or is_token_first(layout) or (len(layout) == 4 and isinstance(shapes[name][1], int))
     }
     pairs = {
         name: shapes[name][:2]
-        for name, layout in layouts.items()
-        if kinds[name] in ("features", "encoder_features")
-        and _has_two_orders(layout)
-        and all(isinstance(dim, str) and dim != "?" and said_by(dim) is None for dim in shapes[name][:2])
+        for name, layout in of_rows.items()
+        if kinds[name] in ("features", "encoder_features") and _has_two_orders(layout)
     }
-    for first, second in pairs.values():
-        if any(second == rows_too and first != other for other, rows_too in pairs.values()):
-            rows.add(second)
-    return [name for name, (first, second) in pairs.items() if second in rows and first not in rows]
+    untold = {name: pair for name, pair in pairs.items() if all(dim != "?" and said_by(dim) is None for dim in pair)}
+    named = [pair for pair in untold.values() if all(isinstance(dim, str) for dim in pair)]
+    rows |= {second for first, second in named if any(second == rows_too and first != one for one, rows_too in named)}
+    rows = {dim for dim in rows if isinstance(dim, str)}
+    return [name for name, (first, second) in untold.items() if second in rows and first not in rows]
 
 
 def _told_by_rows(

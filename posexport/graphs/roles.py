@@ -25,9 +25,9 @@ from posexport.graphs.axes import (
     without_names,
 )
 from posexport.graphs.compared import compared_ids
+from posexport.graphs.input_uses import is_continued, is_joined, meets_a_product
 from posexport.graphs.load import InvalidGraphError, inlined, ir_of
 from posexport.graphs.mask_senses import HIDES, SHOWS, sense_of
-from posexport.graphs.node_arguments import is_copy
 from posexport.graphs.tables import frames_of, patches_of, required_sizes, rows_of, strides_of
 from posexport.spec.contract import Shape, Values, read_dims
 from posexport.spec.input_roles import NAMES, ROLES, WHERE, check_input, check_role, plain_name
@@ -115,8 +115,8 @@ def _roles_of(graph: GraphFile | ir.Model, given: dict[str, str], token_first: C
     known = {name: str(kind) for name, kind in kinds.items()}
     shapes = {name: shape_of_value(value) for name, value in values.items()}
     outputs = {str(value.name): shape_of_value(value) for value in model.graph.outputs}
-    joined = [name for name, value in values.items() if _is_joined(value)]
-    scored = [name for name, value in values.items() if known[name] in MASKS and _meets_a_product(value)]
+    joined = [name for name, value in values.items() if is_joined(value)]
+    scored = [name for name, value in values.items() if known[name] in MASKS and meets_a_product(value)]
     reused = reused_names(known, shapes, joined)
     shapes, outputs = (
         {name: without_names(shape, reused) for name, shape in some.items()} for some in (shapes, outputs)
@@ -220,53 +220,6 @@ _BY_SENSE = {HIDES: "padding_mask", SHOWS: "attention_mask"}
 """The role of a mask by what it does where it is true. Its name may say otherwise: Keras' padding masks show keys."""
 
 
-def _is_joined(value: ir.Value) -> bool:
-    """Whether an input is the first value of a Concat, like cached keys before new keys."""
-    nodes = [use.node for use in value.uses()]
-    return any(
-        _is_joined(node.outputs[0])
-        if is_copy(node) or node.op_type == "Cast"
-        else node.op_type == "Concat" and node.inputs[0] is value
-        for node in nodes
-    )
-
-
-_BY_ELEMENTS = {"Add", "Sub", "Mul", "Div", "Neg", "Not", "And", "Or", "Where", "Cast", "Equal", "Greater", "Less"}
-_BY_ELEMENTS |= {"GreaterOrEqual", "LessOrEqual", "Identity", "Clip", "Tanh"}
-
-
-def _meets_a_product(mask: ir.Value) -> bool:
-    """Whether an input goes through only elementwise operators and is then combined with a product of matrices."""
-    pending, seen = [mask], {mask}
-    while pending:
-        value = pending.pop()
-        for node, _ in value.uses():
-            if node.op_type not in _BY_ELEMENTS:
-                continue
-            if any(other is not None and other not in seen and _is_product(other) for other in node.inputs):
-                return True
-            new = [output for output in node.outputs if output not in seen]
-            seen.update(new)
-            pending += new
-    return False
-
-
-def _is_product(value: ir.Value) -> bool:
-    """Whether a value is a product of matrices, possibly after elementwise operators."""
-    pending, seen = [value], {value}
-    while pending:
-        node = pending.pop().producer()
-        if node is None:
-            continue
-        if node.op_type in ("MatMul", "Gemm", "Einsum"):
-            return True
-        if node.op_type in _BY_ELEMENTS:
-            new = [one for one in node.inputs if one is not None and one not in seen]
-            seen.update(new)
-            pending += new
-    return False
-
-
 def shape_of_value(value: ir.Value) -> Shape:
     """The shape, with the names of dynamic dimensions, "?" if they have none. Some files name a number "16"."""
     if value.shape is None:
@@ -315,6 +268,8 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
                 break
             return role
     if "f" in own:
+        if rank == 4 and is_continued(value):
+            return "past"
         channels = value.shape[1] if value.shape is not None and rank == 4 else None
         return "images" if channels in (1, 3, 4) else "features"
     if "i" in own and rank == 2 and rows is not None:

@@ -68,7 +68,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (r"observed_mask", "mask", "fib"),
     (r"^past_(values|time_features)$", "features", "f"),
     (r"past|(key|value)s?_?cache|cache_?(key|value|k|v)\b|kv_?cache|^[kv]_cache|^mems?(_|$)|^present", "past", "fq"),
-    (r"(^|_)caches?(_\d+)?$", "past", "fq"),
+    (r"(^|_)caches?(_\d+)?$|(^|_)(prev(ious)?|cached)_?(key|value|k|v|kv)s?(_|$)", "past", "fq"),
     (r"key_padding_mask|(^|_)pad(ding)?(_mask)?$", "padding_mask", "bi"),
     (r"^alibi|(position|relative|rel_pos|score)s?_?bias", "bias", "f"),
     (r"(encoder|cross|memory)_?(attention_|attn_)?mask", "encoder_attention_mask", "fib"),

@@ -108,6 +108,17 @@ KNOWN: dict[str, tuple[Signature, dict[str, tuple[str, tuple[object, ...]]]]] = 
             "mems": ("past", ("past", "batch", 32)),
         },
     ),
+    "fixed tokens first": (
+        {"memory": ([12, "s3", 8], "fp32"), "mask": (["s3", 6, 3, 4], "fp32")},
+        {
+            "memory": ("encoder_features", ("encoder", "batch", 8)),
+            "mask": ("attention_mask", ("batch", 6, "seq", "total")),
+        },
+    ),
+    "fairseq": (
+        {"query": (["s1", "s9", 8], "fp32"), "prev_key": (["s9", 4, "s2", 8], "fp32")},
+        {"query": ("features", ("seq", "batch", 8)), "prev_key": ("past", ("batch", 4, "past", 8))},
+    ),
     "packed sequences": (PACKED, {"cu_window_seqlens": ("segments", ("dim windows",))}),
     "streaming": (
         STREAMING,

@@ -272,8 +272,8 @@ def _guess(name: str, value: ir.Value, rows: int | None) -> str | None:
             return "past"
         channels = value.shape[1] if value.shape is not None and rank == 4 else None
         return "images" if channels in (1, 3, 4) else "features"
-    if "i" in own and rank == 2 and rows is not None:
-        return "token_ids"
+    if "i" in own and rows is not None and rank in KNOWN_AXES["index"]:
+        return "token_ids" if rank == 2 else "index"
     return None
 
 

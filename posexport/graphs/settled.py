@@ -17,12 +17,13 @@ import onnx_ir as ir
 import torch
 
 from posexport.errors import RequestError
-from posexport.graphs.axes import BATCH, HEIGHT, WIDTH
+from posexport.graphs.axes import BATCH, ENCODER, HEIGHT, SEQ, WIDTH
 from posexport.graphs.baked import agree, baked_sizes, pinned
-from posexport.graphs.draw import probe_inputs
+from posexport.graphs.draw import PROBED, probe_inputs
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.kernels.fallback import UnknownOperatorError
 from posexport.graphs.roles import Role, values_of_model
+from posexport.graphs.sizes import is_dynamic
 from posexport.runtimes.tensors import to_tensors
 
 _LONG, _LARGEST_SIDE = 300, 1024
@@ -37,7 +38,7 @@ def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict
     evaluated.
     """
     try:
-        if _evaluate(model, roles, seed):
+        if _evaluate(model, roles, seed) and _takes_near_sizes(model, roles, seed):
             return dict(roles)
     except UnknownOperatorError:
         return dict(roles)
@@ -45,6 +46,8 @@ def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict
         pass
     for sizes in baked_sizes(model, roles):
         if _takes(model, pinned(roles, sizes), seed):
+            if is_dynamic(roles, BATCH) and not _takes_near_sizes(model, pinned(roles, sizes), seed):
+                sizes = {BATCH: PROBED[BATCH], **sizes}
             taken = _taken(model, roles, sizes, seed)
             fixed = pinned(roles, {axis: size for axis, size in sizes.items() if axis not in taken})
             return {
@@ -52,6 +55,13 @@ def settled_roles(model: ir.Model, roles: Mapping[str, Role], seed: int) -> dict
                 for name, role in fixed.items()
             }
     return dict(roles)
+
+
+def _takes_near_sizes(model: ir.Model, roles: Mapping[str, Role], seed: int) -> bool:
+    """Whether the graph takes one row or token less than the probe, or one more: it may have the probe's own sizes."""
+    axes = [axis for axis in (BATCH, SEQ, ENCODER) if is_dynamic(roles, axis)]
+    near = ({axis: PROBED[axis] + step for axis in axes} for step in (-1, 1))
+    return not axes or any(_takes(model, pinned(roles, sizes), seed) for sizes in near)
 
 
 def _taken(model: ir.Model, roles: Mapping[str, Role], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from small_graphs import Graph
 
-from posexport.graphs.draw import draw_inputs, probe_inputs
+from posexport.graphs.draw import PROBED, draw_inputs, probe_inputs
 from posexport.graphs.roles import Role, roles_of
 from posexport.graphs.settled import settled_roles
 from posexport.graphs.view import view_of
@@ -24,12 +24,14 @@ def settled(model: onnx.ModelProto) -> Role:
     return settled_roles(graph, roles_of(graph), 0)["hidden"]
 
 
-def test_a_graph_that_takes_one_size_alone_is_of_that_size() -> None:
-    role = settled(graphs.traced(2, 8))
-    assert role.shape == (2, 8, graphs.WIDTH) and role.taken == ()
+@pytest.mark.parametrize(("batch", "seq"), [(2, 8), (PROBED["batch"], PROBED["seq"]), (2, PROBED["seq"])])
+def test_a_graph_that_takes_one_size_alone_is_of_that_size(batch: int, seq: int) -> None:
+    """Even if it is the size with which every graph is probed first."""
+    role = settled(graphs.traced(batch, seq))
+    assert role.shape == (batch, seq, graphs.WIDTH) and role.taken == ()
 
 
-@pytest.mark.parametrize("size", [8, 14])
+@pytest.mark.parametrize("size", [PROBED["seq"], 8, 14])
 def test_a_graph_that_takes_multiples_is_of_no_fixed_size(size: int) -> None:
     role = settled(graphs.blocks(size))
     assert role.shape == ("batch", "seq", graphs.WIDTH)

@@ -17,7 +17,7 @@ from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.layouts import Layout
 from posexport.graphs.attention.rotary import AngleSource, Rotary
 from posexport.graphs.symbolic_shapes import SymbolicShapes
-from posexport.graphs.symbolic_sizes import ONE, Size
+from posexport.graphs.symbolic_sizes import ONE, Size, product
 
 
 class LengthsApart(RequestError):
@@ -107,7 +107,8 @@ class Broadcasts:
     def of_angles(self, angles: AngleSource) -> Extent:
         """The lengths of cosines or sines, including the tokens before them that have none."""
         sizes = self.shapes.of(angles.value)
-        tokens = self.shapes.symbols.total([sizes[angles.tokens], Size(angles.prefix)])
+        grid = product(sizes[angles.tokens : angles.tokens + angles.grid])
+        tokens = self.shapes.symbols.total([grid, Size(angles.prefix)])
         rows = ONE if angles.batch is None else sizes[angles.batch]
         return Extent(rows=self.find(rows), tokens=self.find(tokens))
 

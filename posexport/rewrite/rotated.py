@@ -129,7 +129,9 @@ class RotationWriter:
         if order != sorted(order):
             value = nodes.one("Transpose", value, perm=order)
         first, step = source.indices[0], source.indices[1] - source.indices[0] if len(source.indices) > 1 else 1
-        last = len(kept) - 1
+        last = len(kept) - source.grid
+        if source.grid > 1:
+            value = nodes.shaped(value, *([] if source.batch is None else [0]), -1, shape[source.features])
         if source.indices == tuple(range(first, first + step * len(source.indices), step)) and step > 0:
             if (first, step, len(source.indices)) != (0, 1, shape[source.features]):
                 ends = (first, source.indices[-1] + 1, last, step)

@@ -331,6 +331,9 @@ def test_integers_that_are_looked_up_are_tokens(tmp_path: Path) -> None:
     table = {"table": np.zeros((11, 3), np.float32)}
     role = roles_of(graph_of(tmp_path, {"foo": (["b", "s"], "int64")}, nodes=nodes, weights=table))["foo"]
     assert (role.kind, role.rows) == ("token_ids", 11)
+    pairs: Signature = {"foo": (["b", "s", "s"], "int64"), "x": (["b", "s", 8], "fp32")}
+    role = roles_of(graph_of(tmp_path, pairs, nodes=nodes, weights=table))["foo"]
+    assert (role.kind, role.rows, role.axes) == ("index", 11, ("batch", "seq", "seq"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Initializers that are inputs: constants in files of IR version 3, default values that callers may change in later ones.
+"""Initializers that are inputs: constants before IR version 4, later default values that callers may change.
 
 The oracle is ONNX Runtime, which takes other numbers for such an input only from IR version 4 on.
 """

@@ -28,6 +28,9 @@ from posexport.graphs.symbolic_sizes import ONE
 MOST_PARTS = 4
 """The most values that together hold the cosines or sines of a rotation."""
 
+MOST_AXES = 3
+"""The most axes that together are the tokens of a picture or of a film."""
+
 _TOLERANCE = 1e-9
 """The largest error of a cosine or sine that was solved for."""
 
@@ -60,7 +63,7 @@ class AngleSource:
     `batch` and `tokens` are its other axes. `batch` is None if the value is the same for all rows. `sign` is -1 if it
     holds the negative numbers. The first `prefix` tokens have no angles in it: they are not rotated. If several values
     hold the angles, `rest` has those of the following pairs. If the last axes hold a matrix for each angle, `corner` is
-    the place in it.
+    the place in it. The tokens of a picture may be several axes: `grid` of them from `tokens` on.
     """
 
     value: ir.Value
@@ -72,17 +75,19 @@ class AngleSource:
     prefix: int
     rest: AngleSource | None = None
     corner: tuple[int, ...] = ()
+    grid: int = 1
 
     @property
     def axes(self) -> list[int]:
         """The axes of rows, tokens and features, without rows if there is no such axis."""
-        return [axis for axis in (self.batch, self.tokens, self.features) if axis is not None]
+        tokens = range(self.tokens, self.tokens + self.grid)
+        return [*(() if self.batch is None else (self.batch,)), *tokens, self.features]
 
     def by_token(self, value: torch.Tensor) -> torch.Tensor:
         """A value that holds cosines or sines, brought to [B or 1, S, F]."""
         dropped = [axis for axis in range(value.dim()) if axis not in self.axes]
-        flat = value.permute([*dropped, *self.axes]).reshape([value.shape[axis] for axis in self.axes])
-        return flat if self.batch is not None else flat.unsqueeze(0)
+        rows = 1 if self.batch is None else value.shape[self.batch]
+        return value.permute([*dropped, *self.axes]).reshape(rows, -1, value.shape[self.features])
 
     def read(self, values: Mapping[ir.Value, torch.Tensor], still: float) -> torch.Tensor:
         """The cosines or sines [B or 1, S, P] that `values` hold, with `still` for tokens that are not rotated."""
@@ -122,8 +127,8 @@ class Rotary:
 
     @property
     def in_columns(self) -> bool:
-        """Whether one value has all cosines in columns, and one value all sines."""
-        return not any(one.rest is not None or one.corner for one in (self.cos, self.sin))
+        """Whether one value has all cosines in columns, with one row for each token, and one value all sines."""
+        return not any(one.rest is not None or one.corner or one.grid > 1 for one in (self.cos, self.sin))
 
 
 def farthest_rotation(
@@ -294,7 +299,25 @@ def _match(
         if found is None and array.dim() > 2 + axes and {*array.shape[-axes:]} == {2}:
             for corner in product(range(2), repeat=axes):
                 found = found or _match_axes(value, _at(array, corner), angles, prefix, sizes, corner)
-    return found
+    return found or _match_grid(value, array, angles, prefix, sizes)
+
+
+def _match_grid(
+    value: ir.Value, array: torch.Tensor, angles: torch.Tensor, prefix: int, sizes: tuple[int, int]
+) -> AngleSource | None:
+    """How a value holds the angles if its tokens are adjacent axes, such as the rows and columns of a picture."""
+    for first, count in product(range(array.dim() - 1), range(2, MOST_AXES + 1)):
+        grid = array.shape[first : first + count]
+        if len(grid) < count or min(grid) < 2 or math.prod(grid) != sizes[1]:
+            continue
+        found = _match_axes(value, array.flatten(first, first + count - 1), angles, prefix, sizes)
+        if found is not None and found.tokens == first:
+            batch, features = (
+                axis if axis is None or axis < first else axis + count - 1 for axis in (found.batch, found.features)
+            )
+            assert features is not None
+            return attrs.evolve(found, batch=batch, features=features, grid=count)
+    return None
 
 
 def _at(array: torch.Tensor, corner: Sequence[int]) -> torch.Tensor:

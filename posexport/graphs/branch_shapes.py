@@ -1,4 +1,4 @@
-"""The shapes of what an If gives: those lengths that are the same in both of its branches.
+"""The shapes of what an If gives: those lengths that are the same in both of its branches, or in the one that runs.
 
 A branch may never run. So what its operators say about lengths of the graph around it is not kept, only which lengths
 its own results have.
@@ -20,8 +20,13 @@ _Lengths = tuple["Size | None", ...]
 
 
 def chosen(shapes: SymbolicShapes, node: ir.Node, at: int) -> Shape | None:
-    """The shape of an output of an If; None if its branches have other numbers of axes, or if one isn't known."""
-    found = [_lengths(shapes, body_of(node, name).outputs[at]) for name in BRANCHES]
+    """The shape of an output of an If; None if its branches have other numbers of axes, or if one isn't known.
+
+    If the condition is the same on all inputs, only the branch that runs counts.
+    """
+    condition = shapes.whole_numbers(node.inputs[0])
+    names = BRANCHES if condition is None or len(condition) != 1 else (BRANCHES[not condition[0]],) * 2
+    found = [_lengths(shapes, body_of(node, name).outputs[at]) for name in names]
     if any(one is None for one in found):
         return None
     first, second = (one for one in found if one is not None)

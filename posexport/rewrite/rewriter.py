@@ -100,8 +100,9 @@ def rewrite_model(
     called = kept is None and any(function.domain == DOMAIN for function in model.functions.values())
     view = view_of(converted(model, form, target, opset, shared), roles, seed, kept=kept)
     shared = shared and not _has_buffers(view)
-    job = _Job(view=view, form=form, target=target, buffers=_growing_caches(view) if shared else ())
-    job.choose(only, even_in_form=called or shared)
+    buffers = _growing_caches(view) if shared else ()
+    job = _Job(view=view, form=form, target=target, buffers=buffers, even_in_form=called or shared)
+    job.choose(only)
     cases = cases_of(view.roles, seed, own=without_keys(view.roles)) if job.chosen else []
     after = job.write(cases, lambda: live(converted(model, form, target, opset, shared), kept))
     sites = (*job.sites(), *(_functions(view.model, len(view.attentions)) if kept else ()))
@@ -121,18 +122,20 @@ def rewrite_model(
 class _Job:
     """Writes attention of a view in a form: what is `chosen` now, and what became of the rest.
 
-    `buffers` are the names of the caches that become buffers: all caches, or none.
+    With `even_in_form`, what is in the form already is written anew. `buffers` are the names of the caches that become
+    buffers: all caches, or none.
     """
 
     view: View
     form: str
     target: str
     buffers: Sequence[str]
+    even_in_form: bool = False
     chosen: list[Attention] = attrs.field(factory=list)
     reasons: dict[str, Reason] = attrs.field(factory=dict)
     evidence: dict[str, Evidence] = attrs.field(factory=dict)
 
-    def choose(self, only: Sequence[str], *, even_in_form: bool) -> None:
+    def choose(self, only: Sequence[str]) -> None:
         """Choose the attention to write: with a name in `only` if there are any, and not in the form already."""
         unusable = _unusable_cache(self.view, self.buffers)
         self.buffers = self.buffers if unusable is None else ()
@@ -141,7 +144,7 @@ class _Job:
                 self.reasons[one.name] = one.reason
             elif only and one.name not in only:
                 self.reasons[one.name] = Reason(NOT_CHOSEN, "--only names others")
-            elif not even_in_form and is_in_form(self.view, one, self.form, self.target):
+            elif self._is_settled(one):
                 self.reasons[one.name] = Reason(ALREADY, f"it is in the form {self.form} already")
             elif unusable is not None:
                 self.reasons[one.name] = unusable
@@ -161,7 +164,7 @@ class _Job:
             if refused:
                 told = {name: _refusal(error) for name, error in refused.items()}
                 self.reasons = told | self.reasons  # the reasons of what was tried first count
-                self.chosen = _narrowed(view, self.chosen, refused, keep=False)
+                self._narrow(refused, keep=False)
                 continue
             self.evidence |= evidence_of(
                 view.model, after, self.chosen, cases, buffers=self.buffers, shapes_on=view.shapes_on
@@ -171,13 +174,26 @@ class _Job:
                 break
             if any(one.name in wrong and (one.near is not None or one.turns) for one in self.chosen):
                 # what comes before the products was not what it seemed, but the products may be replaced
-                self.chosen = _narrowed(view, self.chosen, wrong, keep=True)
+                self._narrow(wrong, keep=True)
                 continue
             self.reasons |= {name: _disagreement(self.evidence[name]) for name in wrong}
             self.chosen = [one for one in self.chosen if one.name not in wrong]
         if self.buffers and not self.chosen:  # caches become buffers though no attention has the form
             after, _ = self._tried(unexpanded)
         return after
+
+    def _is_settled(self, one: Attention) -> bool:
+        return not self.even_in_form and is_in_form(self.view, one, self.form, self.target)
+
+    def _narrow(self, names: Collection[str], *, keep: bool) -> None:
+        """Let the attentions with these names begin and end nearer to their products.
+
+        If such an attention is in the form then, for example without its rotation, it stays as it is.
+        """
+        self.chosen = _narrowed(self.view, self.chosen, names, keep=keep)
+        settled = [one for one in self.chosen if one.name in names and self._is_settled(one)]
+        self.reasons |= {one.name: Reason(ALREADY, f"it is in the form {self.form} already") for one in settled}
+        self.chosen = [one for one in self.chosen if one not in settled]
 
     def sites(self) -> tuple[SiteResult, ...]:
         """What became of each attention."""

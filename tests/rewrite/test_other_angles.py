@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from absorbed_graphs import HIDDEN, SIZE, long, many, model_of
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
 
@@ -152,6 +152,23 @@ def row_of_product(*, late: float = 1.0) -> Angles:
     return made
 
 
+def by_rank(g: Graph) -> Pair:
+    """torch's older exporter writes a choice by the number of axes, which is the same on all inputs."""
+    angles = angles_of(g, places(g))
+    rank = g.op("Size", g.op("Shape", angles))
+    other = g.op(
+        "Concat", g.op("Expand", g.constant([1]), g.op("Reshape", rank, g.constant([1]))), g.length(angles, 0), axis=0
+    )
+    bodies = {}
+    for name, kind, inputs in (("then_branch", "Reshape", [angles, other]), ("else_branch", "Identity", [angles])):
+        node = helper.make_node(kind, inputs, [f"{name}_angles"], name=name)
+        value = helper.make_tensor_value_info(f"{name}_angles", TensorProto.FLOAT, None)
+        bodies[name] = helper.make_graph([node], name, [], [value])
+    chosen = g.op("If", g.op("Less", rank, g.constant(2)), **bodies)
+    both = g.op("Tile", chosen, g.constant([1, 2]))
+    return g.op("Cos", both), g.op("Sin", both)
+
+
 def rotated(angles: Angles) -> dict[str, Any]:
     """Hooks that rotate queries and keys [B, N, T, D] in the layout half."""
 
@@ -180,7 +197,7 @@ FAULTS: dict[str, Angles] = {
 }
 
 
-EQUAL = [computed, computed_twice, table(), looked_up, rows_of_computed, product, row_of_product()]
+EQUAL = [computed, computed_twice, table(), looked_up, rows_of_computed, product, row_of_product(), by_rank]
 """Angles that are equal for both halves at all positions."""
 
 

@@ -116,19 +116,6 @@ def test_a_router_is_no_attention() -> None:
     assert [one.state for one in done.sites] == [REWRITTEN]
 
 
-@pytest.mark.parametrize("kind", ["Gemm", "MatMul"])
-def test_a_head_without_rows_has_the_reason_rank(kind: str) -> None:
-    """torch.mm of matrices, as TorchScript and dynamo export it."""
-    g = Graph()
-    q, k, v = (g.op("MatMul", "features", g.random(name, HIDDEN, HIDDEN)) for name in "qkv")
-    turned = {"Gemm": {"transB": 1, "alpha": 0.125}, "MatMul": {}}[kind]
-    weights = g.op("Softmax", g.op(kind, q, k if turned else g.op("Transpose", k, perm=[1, 0]), **turned), axis=-1)
-    g.op(kind, weights, v, name="output")
-    model = model_of(g, ["seq", HIDDEN])
-    (site,) = rewrite_model(ir.from_proto(model), form="native", target="ort").sites
-    assert site.state == KEPT and site.reason is not None and site.reason.code == "rank"
-
-
 def with_operator(kind: str) -> onnx.ModelProto:
     g = Graph()
     read = ["features"] * 3

@@ -7,15 +7,15 @@ Every node in between must be in the table below. Any other node is a reason to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator
 
 import attrs
 import onnx_ir as ir
 
 from posexport.errors import Reason, shown
-from posexport.graphs.attention.behind import KEEPS_ORDER, PASSED, above, behind, unexpanded
+from posexport.graphs.attention.behind import PASSED, above, unexpanded
 from posexport.graphs.attention.dataflow import Dataflow
+from posexport.graphs.attention.maxima import maximum_of
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.products import SCORES, Product, product_of
 from posexport.graphs.attention.sink_column import LARGEST_SINK, padded_logit
@@ -206,7 +206,7 @@ def _check_affine(walk: _Walk, node: ir.Node) -> None:
 
 def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     path, other, place = _sides(flow, node)
-    maximum = _maximum(walk.probe, other)
+    maximum = maximum_of(walk.probe, other)
     if place == 0 and maximum is not None and maximum.inputs[0] is path:
         if walk.softcap or walk.sinks is not None:
             raise Declined("score-order", f"{shown(node.name or '')} subtracts a maximum before a cap or sinks")
@@ -218,16 +218,6 @@ def _sub(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:
     _check_affine(walk, node)
     walk.terms.append(Term(value=other, level=node.outputs[0], factor=-walk.factor))
     walk.value = path
-
-
-def _maximum(probe: Probe, value: ir.Value) -> ir.Node | None:
-    """The ReduceMax that a value comes from, also through a Max with minus infinity, as JAX writes it."""
-    while (node := behind(value, KEEPS_ORDER).producer()) is not None and node.op_type == "Max":
-        others = [one for one in node.inputs if one is not None and number_of(probe, one) != -math.inf]
-        if len(others) != 1 or len(node.inputs) == 1:
-            return None
-        value = others[0]
-    return above(value, "ReduceMax", KEEPS_ORDER)
 
 
 def _multiply(flow: Dataflow, walk: _Walk, node: ir.Node) -> None:

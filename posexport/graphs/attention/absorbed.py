@@ -36,6 +36,8 @@ def keeps_numbers(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
     if node.op_type in ("Mul", "Div"):
         scaled = node.op_type == "Mul" or node.inputs[0] in flow.content
         return scaled and len(content) == 1 and all(value in probe.fixed for value in others)
+    if node.op_type == "Where":
+        return node.inputs[0] in probe.fixed and len(content) == 2
     return node.op_type == "ScatterND" and _places_alike(flow, probe, node)
 
 
@@ -238,7 +240,7 @@ def _is_part(probe: Probe, source: ir.Value, part: ir.Value) -> bool:
 
 
 def _picks_alike(probe: Probe, node: ir.Node) -> bool:
-    """Whether a Gather has fixed indices."""
+    """Whether a Gather or a GatherND has fixed indices."""
     return all(value in probe.fixed for value in node.inputs[1:] if value is not None)
 
 
@@ -254,7 +256,7 @@ _LAYOUTS: dict[str, Callable[[Probe, ir.Node], bool]] = {
     **dict.fromkeys(("Expand", "Tile"), _repeats_alike),
     "Cast": _is_of_floats,
     "Dropout": _is_off,
-    "Gather": _picks_alike,
+    **dict.fromkeys(("Gather", "GatherND"), _picks_alike),
     "Reshape": _groups_alike,
     "Slice": _cuts_alike,
     "Split": _divides_alike,

@@ -141,7 +141,7 @@ def farthest_rotation(
     above = flow.dominators(target)
     next(above)
     node = target.producer()
-    if node is None or node.op_type in BARRIERS:
+    if node is None or _is_barrier(flow, probe, node):
         return None, False
     for value in above:
         if math.prod(probe.shape(value)) == math.prod(probe.shape(target)):
@@ -151,9 +151,16 @@ def farthest_rotation(
         else:
             misses += 1
         node = value.producer()
-        if misses > MISSES or node is None or node.op_type in BARRIERS:
+        if misses > MISSES or node is None or _is_barrier(flow, probe, node):
             break
     return best, rotates
+
+
+def _is_barrier(flow: Dataflow, probe: Probe, node: ir.Node) -> bool:
+    """Whether no rotation begins above a node. One may begin above a product with a matrix for each angle."""
+    others = [value for value in node.inputs if value is not None and value not in flow.content]
+    rotates = node.op_type in ("MatMul", "Einsum") and len(others) == 1 and probe.shape(others[0])[-2:] == (2, 2)
+    return node.op_type in BARRIERS and not rotates
 
 
 def rotation_of(
@@ -296,7 +303,7 @@ def _match(
         return None  # an axis that is longer on other inputs
     found = _match_axes(value, array, angles, prefix, sizes)
     for axes in (1, 2):
-        if found is None and array.dim() > 2 + axes and {*array.shape[-axes:]} == {2}:
+        if found is None and array.dim() >= 2 + axes and {*array.shape[-axes:]} == {2}:
             for corner in product(range(2), repeat=axes):
                 found = found or _match_axes(value, _at(array, corner), angles, prefix, sizes, corner)
     return found or _match_grid(value, array, angles, prefix, sizes)

@@ -42,7 +42,8 @@ def further_angles(flow: Dataflow, probe: Probe, side: Side) -> list[ir.Value]:
     rows, tokens, _ = side.rotations[0].solved[0].shape
     found: dict[ir.Value, None] = {}
     for node in _above(flow, probe, side.source.value):
-        varying = [] if node in known else _varying(flow, probe, node)
+        # what a Concat puts beside features, such as learned keys, doesn't rotate them
+        varying = [] if node in known or node.op_type == "Concat" else _varying(flow, probe, node)
         found |= dict.fromkeys(value for value in varying if _may_be_angles(flow, probe, value, rows, tokens))
     return [*found]
 

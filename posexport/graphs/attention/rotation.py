@@ -47,7 +47,7 @@ def rotary_encoding(measure: Measure, q: Rotary, k: Rotary, head_dim: int) -> tu
         )
         return unknown("rotary", reason, layout=layout), 0
     if not (q.in_columns and k.in_columns):
-        reason = Reason(TABLE, "several values of the graph contain its cosines and sines, or matrices of them")
+        reason = Reason(TABLE, "its cosines and sines are in several values, in matrices, or on several axes of tokens")
         return unknown("rotary", reason, layout=layout, **width), 0
     try:
         turning = turning_of(measure, q)

@@ -42,7 +42,7 @@ class Runtime:
     `instead` is a package that serves as well as `package`, `note` is repeated in every verdict of the runtime,
     `unsupported_dtypes` gives the reason, by dtype, why it can't run artifacts of that dtype, and its process gets the
     variables of `environment` unless the user's environment has them. An `exact` one computes in float64 and rounds
-    only outputs and whole numbers.
+    only outputs, angles and whole numbers.
     """
 
     name: str

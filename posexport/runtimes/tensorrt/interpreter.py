@@ -2,9 +2,10 @@
 
 TensorRT's parser reads the file, and torch evaluates the layers of the resulting network one by one (`layers`). So a
 node that TensorRT confuses with another operator, or an attribute that it ignores, gives a wrong value on any machine.
-Casts round whole numbers to their type, so positions that a file casts to half precision show. Beyond the type's range,
-casts give infinity. Other roundings to half precision and errors of kernels do not show. Products and sums in fp32 are
-rounded to fp32: the angle of a far position is a rounded product in every runtime.
+Casts round whole numbers to their type, and angles in half precision are rounded, so positions and angles that a file
+casts to half precision show. Beyond the type's range, casts give infinity. Other roundings to half precision and errors
+of kernels do not show. Products and sums in fp32 are rounded to fp32: the angle of a far position is a rounded product
+in every runtime.
 
 Nothing is guessed: a layer, or a mode of a layer, whose meaning is not certain raises RuntimeMissingError.
 """
@@ -12,7 +13,7 @@ Nothing is guessed: a layer, or a mode of a layer, whose meaning is not certain 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,12 @@ _INT32 = torch.iinfo(torch.int32)
 
 _ROUNDED = ("ELEMENTWISE", "REDUCE")
 """Layers whose fp32 results are rounded to fp32."""
+
+_HALF = ("HALF", "BF16")
+"""Types of half precision, to which angles are rounded."""
+
+_MOVES = ("CAST", "IDENTITY", "SHUFFLE", "SLICE", "UNSQUEEZE", "SQUEEZE", "CONCATENATION")
+"""Layers that pass angles on."""
 
 _KEPT_BYTES = 2**30
 """The most bytes of weights that are kept in float64: reading them again takes a quarter of a run's time."""
@@ -111,6 +118,7 @@ class ImportRunner:
         self._inputs = [network.get_input(index) for index in range(network.num_inputs)]
         self._weights: dict[Node, tuple[torch.Tensor, ...]] = {}
         self._room = _KEPT_BYTES
+        self._angles = _angles(self._nodes)
         self._uses = Counter(name for node in self._nodes for name in (*node.inputs, node.choice) if name is not None)
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -158,7 +166,11 @@ class ImportRunner:
     def _evaluated(self, node: Node, values: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if node in self._weights:
             return self._weights[node]
-        outputs = node.evaluate(values)
+        declared = [node.layer.get_output(index).dtype.name for index in range(len(node.outputs))]
+        outputs = tuple(
+            value.to(DTYPES[dtype]).double() if name in self._angles and dtype in _HALF else value
+            for name, dtype, value in zip(node.outputs, declared, node.evaluate(values), strict=True)
+        )
         size = sum(tensor.nbytes for tensor in outputs)
         if node.kind == "CONSTANT" and size <= self._room:
             self._weights[node] = outputs
@@ -172,6 +184,16 @@ class ImportRunner:
         engine = self._trt.__name__.replace("_", "-")
         device = "import only, evaluated in float64 on the CPU: kernels were not run"
         return {"engine": f"{engine} parser", "version": self._trt.__version__, "device": device}
+
+
+def _angles(nodes: Sequence[Node]) -> set[str]:
+    """The tensors of which a cosine or sine is computed, also after they are moved or cast."""
+    angles = set[str]()
+    for node in reversed(nodes):  # readers first
+        turns = node.kind == "UNARY" and node.layer.op.name in ("COS", "SIN")
+        if turns or (node.kind in _MOVES and angles.intersection(node.outputs)):
+            angles.update(name for name in node.inputs if name is not None)
+    return angles
 
 
 def _nodes(trt: Any, network: Any) -> list[Node]:

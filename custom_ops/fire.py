@@ -13,18 +13,7 @@ from posexport.custom_ops.angles import Positions
 from posexport.custom_ops.bias import distances, distances_onnx, fake_bias
 from posexport.custom_ops.by_head import Span
 from posexport.custom_ops.by_queries import ByQueries, logits_onnx
-from posexport.custom_ops.operator import (
-    ORT_FORMS,
-    TENSORRT_FORMS,
-    Ops,
-    T,
-    cast,
-    constant,
-    few_onnx,
-    operator,
-    size_of,
-    wide,
-)
+from posexport.custom_ops.operator import ORT_FORMS, Ops, T, cast, constant, few_onnx, operator, size_of, wide
 
 FIRE_EPS = 1e-6
 
@@ -100,6 +89,16 @@ def _input_onnx(op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier
     return op.Div(logs(distance), op.Add(logs(norm), constant(op, FIRE_EPS)))
 
 
+@fire_bias.onnx
+def _fire_onnx(
+    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
+) -> ir.Value:
+    x = _input_onnx(op, positions, c, multiplier, init_l)
+    w1, b1, w2, b2 = (_in_fp32(op, t) for t in (mlp.w1, mlp.b1, mlp.w2, mlp.b2))
+    hidden = op.Relu(op.Add(op.Mul(op.Unsqueeze(x, [-1]), op.Squeeze(w1, [1])), b1))
+    return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
+
+
 def _features_first(
     op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
 ) -> ByQueries:
@@ -123,8 +122,9 @@ def _features_first(
         return _input_onnx(op, positions, c, multiplier, init_l)
 
     def few(op: Ops) -> ir.Value:
-        # sizes are not merged: with unknown sizes, ONNX Runtime's Relu would not write over its input
-        return op.Transpose(features(op, op.Unsqueeze(numbers(op), [2])), perm=[0, 2, 1, 3])
+        x = numbers(op)
+        made = features(op, op.Reshape(x, [0, 1, -1]))
+        return op.Reshape(made, op.Concat([0, num_heads], op.Shape(x, start=1), axis=0))
 
     def of_span(op: Ops, span: Span) -> ByQueries:
         return _features_first(op, span.of(op, "", positions), c, multiplier, mlp, init_l)
@@ -133,24 +133,6 @@ def _features_first(
 
 
 fire_bias.logits(_features_first)
-
-
-@fire_bias.onnx
-def _fire_onnx(
-    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
-) -> ir.Value:
-    return _features_first(op, positions, c, multiplier, mlp, init_l).few(op)
-
-
-@fire_bias.form(*TENSORRT_FORMS)
-def _pointwise_onnx(
-    op: Ops, positions: Positions[ir.Value], c: ir.Value, multiplier: ir.Value, mlp: Mlp[ir.Value], init_l: float
-) -> ir.Value:
-    """Compute the features without a product, in fewer kernels of TensorRT. ONNX Runtime would hold them twice."""
-    x = _input_onnx(op, positions, c, multiplier, init_l)
-    w1, b1, w2, b2 = (_in_fp32(op, t) for t in (mlp.w1, mlp.b1, mlp.w2, mlp.b2))
-    hidden = op.Relu(op.Add(op.Mul(op.Unsqueeze(x, [-1]), op.Squeeze(w1, [1])), b1))
-    return op.Transpose(op.Add(op.MatMul(hidden, op.Transpose(w2, perm=[1, 0])), b2), perm=[0, 3, 1, 2])
 
 
 @fire_bias.form(*ORT_FORMS)

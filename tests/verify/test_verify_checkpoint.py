@@ -115,7 +115,7 @@ def scales_logits(model: onnx.ModelProto) -> None:
 
 PLANTED = {
     "swapped caches": (swaps_caches, "failed", "; the first layer that differs is 'model.layers.1'"),
-    "larger logits": (scales_logits, "passed", "; all layers of 'model.layers' agree, so it is what follows them"),
+    "larger logits": (scales_logits, "passed", "; all layers of 'model.layers' agree, so the difference comes after them"),
 }
 """By name: a change, the state of the tokens after it, and the end of the clause that says where the file departs."""
 
@@ -138,7 +138,7 @@ def test_planted_faults_fail(name: str, folder: Path, tmp_path: Path) -> None:
 LAYERS = {
     "fp16": ("model.layers.1.mlp.down_proj.weight", "; the first layer that differs is 'model.layers.1'"),
     "no caches": ("model.layers.0.self_attn.q_proj.weight", "; the first layer that differs is 'model.layers.0'"),
-    "buffers": ("lm_head.weight", "; all layers of 'model.layers' agree, so it is what follows them"),
+    "buffers": ("lm_head.weight", "; all layers of 'model.layers' agree, so the difference comes after them"),
     "learned": ("transformer.h.1.mlp.c_fc.weight", "; the first layer that differs is 'transformer.h.1'"),
 }
 """By the name of a file: a weight that is changed in the checkpoint, and the clause that says where the file

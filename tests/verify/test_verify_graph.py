@@ -66,7 +66,7 @@ def test_every_runtime_is_judged_by_the_file_itself(report: Report) -> None:
         assert verdict.cases >= 20
         assert verdict.worst is not None
         assert verdict.worst.limit is not None
-        assert verdict.worst.limit < 1e-2
+        assert verdict.worst.limit < (0.1 if verdict.worst.far_out else 1e-2)
         assert "weights: not checked, no manifest" in verdict.note
         assert "outputs at padding were not compared" in verdict.notes
     assert by_runtime["ort-cpu"].reach is not None
@@ -85,7 +85,7 @@ def test_a_runtimes_fault_fails_and_the_node_is_named(decoder: Path) -> None:
 def test_a_fault_of_the_graph_as_a_whole_is_told_as_one(decoder: Path) -> None:
     verdict = verdict_of(decoder, faulty("whole"))
     assert verdict.state == FAILED
-    assert "each of its values is right" in str(verdict.where) or "departs from float64 where" in str(verdict.where)
+    assert "each of its values is right" in str(verdict.where) or "nodes before it are fused" in str(verdict.where)
 
 
 @pytest.mark.parametrize(("how", "reason"), [("dtype", "is fp16, it must be fp32"), ("shape", "has shape")])
@@ -107,7 +107,8 @@ def test_half_precision_has_the_limits_of_its_own_rounding(tmp_path: Path) -> No
     assert verdict.state == PASSED
     assert verdict.worst is not None
     assert verdict.worst.torch_error is not None
-    assert 1e-4 < verdict.worst.torch_error < 1e-1
+    assert verdict.worst.reference_rms is not None
+    assert 1e-4 < verdict.worst.torch_error / verdict.worst.reference_rms < 1e-1
 
 
 def test_inputs_that_the_graph_cannot_take_are_named(tmp_path: Path) -> None:

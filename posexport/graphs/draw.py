@@ -192,7 +192,7 @@ def _mask(draw: _Draw) -> Array:
 
 def _shown(draw: _Draw, seen: Array) -> Array:
     """The visible keys as booleans, or as what is added to scores."""
-    if draw.dtype.kind in "bi":
+    if draw.dtype.kind in "bi" or draw.role.truths:
         return np.asarray(seen)
     deviation, hidden = SCORES[draw.kinds.scores]
     largest = float(np.finfo(np.float16 if draw.dtype.itemsize == 2 else np.float32).max)

@@ -54,4 +54,5 @@ def rows_begin_apart(roles: Mapping[str, Role]) -> bool:
 
 def takes_scores(role: Role) -> bool:
     """Whether an input is a mask that is added to scores and may contain any numbers."""
-    return role.kind.endswith("attention_mask") and _has_axes_of_scores(role) and dtype_of(role).kind == "f"
+    is_mask = role.kind.endswith("attention_mask") and not role.truths
+    return is_mask and _has_axes_of_scores(role) and dtype_of(role).kind == "f"

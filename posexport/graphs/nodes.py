@@ -86,6 +86,9 @@ def to_tokens(nodes: Nodes, value: ir.Value, layout: Layout, heads: int, dim: in
     if layout.groups == ("b", "s", "hd"):
         return value
     groups = list(layout.groups)
+    if "g" in groups:
+        value = nodes.one("Transpose", value, perm=[groups.index(letter) for letter in "bsghd"])
+        return nodes.shaped(value, 0, 0, heads * dim)
     for at, group in enumerate(groups):
         if group == "hd":
             value = nodes.shaped(value, *[0] * at, heads, dim, *[-1] * (len(groups) - at - 1))
@@ -108,6 +111,9 @@ def from_tokens(nodes: Nodes, value: ir.Value, layout: Layout, heads: int, dim: 
         return value
     if layout.groups == ("bs", "hd"):
         return nodes.shaped(value, -1, heads * dim)
+    if "g" in layout.groups:
+        value = nodes.shaped(value, 0, 0, layout.parts, heads // layout.parts, dim)
+        return nodes.one("Transpose", value, perm=["bsghd".index(letter) for letter in layout.groups])
     tokens, value = value, nodes.shaped(value, 0, 0, heads, dim)
     order = layout.order
     if order != "bshd":

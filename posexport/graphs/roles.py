@@ -51,6 +51,7 @@ class Role:
     order, for axes by meaning that don't take all sizes (posexport.graphs.baked). `stated` is the shape in the file,
     with `?` for a dimension without a name, or with a name that stands for other lengths too. `grouped` is true if the
     graph has GroupQueryAttention: it takes no padding on the left, and takes chunks after a cache for only one row.
+    `truths` is true for a floating-point mask of zeros and ones, which is not added to scores as it is.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Role:
     patches: int | None = None
     frames: tuple[int, int] = (1, 1)
     grouped: bool = False
+    truths: bool = False
     marks: tuple[int, ...] = ()
     taken: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -149,6 +151,7 @@ def _roles_of(graph: GraphFile | ir.Model, given: dict[str, str], token_first: C
             patches=patches_of(model) if pictures else None,
             frames=frames_of(model, value) if known[name] == "audio" else (1, 1),
             grouped=grouped,
+            truths=known[name] in MASKS and _dtype_kinds(value) == {"f"} and sense_of(value) is not None,
         )
     return roles
 
@@ -211,7 +214,7 @@ def _guesses(
     kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
     _tell_encoder_apart(kinds, given)
     for name, kind in kinds.items():
-        if kind in _BY_SENSE.values() and name not in given and _dtype_kinds(values[name]) & {*"bi"}:
+        if kind in _BY_SENSE.values() and name not in given:
             kinds[name] = _BY_SENSE.get(sense_of(values[name]) or "", kind)
     return kinds
 

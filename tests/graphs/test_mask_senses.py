@@ -87,14 +87,20 @@ def masked(how: str, *shape: int | str, causal: bool = False) -> onnx.ModelProto
         from small_graphs import causal as seen_before
 
         scores = g.op("Where", seen_before(g, scores), scores, low)
-    orders = {"shown": ("attention_mask", scores, low), "hidden": ("attention_mask", low, scores)}
-    scores = g.op("Add", scores, "attention_mask") if how == "added" else g.op("Where", *orders[how])
+    if how in ("added", "hidden in floats"):
+        added = g.op("Mul", "attention_mask", low) if how != "added" else "attention_mask"
+        scores = g.op("Add", scores, added)
+    else:
+        mask = g.op("Cast", "attention_mask", to=BOOL) if "floats" in how else "attention_mask"
+        scores = g.op("Where", mask, *((scores, low) if "shown" in how else (low, scores)))
     out = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
     g.op("Reshape", out, g.constant([0, 0, HIDDEN]), name="y")
     inputs = [_info("hidden_states", FLOAT, "batch", "seq", HIDDEN)]
-    inputs.append(_info("attention_mask", FLOAT if how == "added" else BOOL, *shape))
+    inputs.append(_info("attention_mask", FLOAT if how in ("added", *FLOATS) else BOOL, *shape))
     return _model(g, inputs, [_info("y", FLOAT, "batch", "seq", HIDDEN)], 18)
 
+
+FLOATS = ["shown in floats", "hidden in floats"]
 
 SHAPES = [("batch", 1, 1, "seq"), ("batch", 1, "seq", "seq"), (1, 1, 1, "seq"), ("batch", 1, 1, "keys")]
 
@@ -104,21 +110,23 @@ def drawn(model: onnx.ModelProto) -> Iterator[DrawnInputs]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("how", ["added", "shown", "hidden"])
+@pytest.mark.parametrize("how", ["added", "shown", "hidden", *FLOATS])
 def test_masks_are_drawn_at_many_tokens_and_hide_some_keys_of_each_row_not_all(
     how: str, shape: tuple[int | str, ...]
 ) -> None:
     tokens, hides = set[int](), False
     for case in drawn(masked(how, *shape)):
         mask, tokens = case.arrays["attention_mask"], tokens | {case.arrays["hidden_states"].shape[1]}
-        seen = {"added": mask > -1e3, "shown": mask, "hidden": ~mask.astype(bool)}[how]
+        hidden = ~mask.astype(bool)
+        seen = mask > -1e3 if how == "added" else hidden if "hidden" in how else ~hidden
+        assert how == "added" or {*np.unique(mask).tolist()} <= {0.0, 1.0}
         assert seen.shape[-1] == case.arrays["hidden_states"].shape[1] and seen.any(-1).all()
         hides |= not seen.all()
     assert len(tokens) > 3 and hides
 
 
 @pytest.mark.parametrize(("shape", "kind"), [(SHAPES[0], "none"), (SHAPES[1], "input")])
-@pytest.mark.parametrize("how", ["added", "shown", "hidden"])
+@pytest.mark.parametrize("how", ["added", "shown", "hidden", *FLOATS])
 def test_attention_is_described_and_rewritten(
     how: str, shape: tuple[int | str, ...], kind: str, tmp_path: Path
 ) -> None:

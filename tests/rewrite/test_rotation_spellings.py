@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from absorbed_graphs import HIDDEN, SIZE, long, many, model_of
+from descriptions import described
 from onnx import TensorProto
 from rewrite_helpers import rewritten_model
 from small_graphs import Graph, run
@@ -109,3 +110,34 @@ def test_what_is_no_rotation_stays(turn: Turn) -> None:
     assert [one.state for one in done.sites] == [REWRITTEN]
     assert "RotaryEmbedding" not in {node.op_type for node in proto.graph.node}
     check_equal(model, proto)
+
+
+def decaying(g: Graph, value: str, *, keys: bool, fault: float = 1.0) -> str:
+    """xPos: amplitudes that shrink with the position for queries, and their reciprocals for keys.
+
+    Each amplitude is computed once for both features of its pair. A `fault` multiplies those of the second features.
+    """
+    places = angles(g)
+    decay = np.log((2 * np.arange(PAIRS) / SIZE + 0.4) / 1.4) / 512 / FREQUENCIES
+    sizes = g.op("Exp", g.op("Mul", places, g.constant(decay, np.float32)))
+    pairs = g.op("Concat", *[g.op("Unsqueeze", sizes, g.constant([2]))] * 2, axis=2)
+    wide = g.op("Reshape", pairs, g.constant([0, SIZE]))
+    wide = g.op("Reciprocal", wide) if keys else wide
+    wide = wide if fault == 1.0 else g.op("Mul", wide, g.constant([1.0, fault] * PAIRS, np.float32))
+    both = angles(g, 2)
+    other = g.op("Mul", g.op("Gather", value, g.constant(SWAPPED), axis=3), g.constant([-1.0, 1.0] * PAIRS, np.float32))
+    cos, sin = (g.op("Mul", g.op(kind, both), wide) for kind in ("Cos", "Sin"))
+    return g.op("Add", g.op("Mul", value, cos), g.op("Mul", other, sin))
+
+
+@pytest.mark.parametrize(("fault", "rotations"), [(1.0, 2), (1.001, 0)])
+def test_amplitudes_of_pairs(fault: float, rotations: int) -> None:
+    model = model_of(
+        q=lambda g, value: decaying(g, value, keys=False, fault=fault),
+        k=lambda g, value: decaying(g, value, keys=True, fault=fault),
+    )
+    done, proto = rewritten_model(model, form="native", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]
+    assert [node.op_type for node in proto.graph.node].count("RotaryEmbedding") == rotations
+    check_equal(model, proto)
+    assert (described(model)["encoding"]["name"] == "xpos") == (fault == 1.0)

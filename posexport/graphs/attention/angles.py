@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
+import torch
 
 from posexport.errors import RequestError
 from posexport.graphs.attention.measure import Measure, Positions, angles_in
@@ -34,6 +35,10 @@ STILL = 1e-9
 
 LINEAR = 5e-3
 """How many radians an angle may differ from a multiple of its frequency: tables in half precision are this exact."""
+
+EVEN, ROUNDED = 1e-5, 3e-7
+"""How much amplitudes may differ in parts of one, unless cosines and sines differ from numbers of 16 bits by at most
+ROUNDED."""
 
 
 @attrs.frozen(kw_only=True)
@@ -265,7 +270,7 @@ def _linear(positions: Array, turns: Array) -> Turning:
     if sizes.min() <= 0 or not np.isfinite(sizes).all() or np.abs(np.angle(turns[0])).max() > LINEAR:
         raise NotLinear
     amplitude, growth = float(sizes.mean()), _growth(positions, sizes)
-    if growth is None and np.abs(sizes - amplitude).max() > LINEAR * amplitude:
+    if growth is None and np.abs(sizes - amplitude).max() > (LINEAR if _is_half(turns) else EVEN) * amplitude:
         raise NotLinear
     frequencies = np.zeros(turns.shape[1])
     weight = 0.0
@@ -287,6 +292,19 @@ def _linear(positions: Array, turns: Array) -> Turning:
         inputs=False,
         growth=growth,
     )
+
+
+def _is_half(turns: Array) -> bool:
+    """Whether cosines and sines [n, P], the first of which is 1 times a number, are numbers of fp16 or bf16.
+
+    Then they may be rounded, and their squares add up to other numbers than 1.
+    """
+    numbers = torch.from_numpy(np.stack([turns.real, turns.imag]))
+    for values in (numbers, numbers / turns[0].real.max()):
+        for dtype in (torch.float16, torch.bfloat16):
+            if float((values.to(dtype).double() - values).abs().max()) <= ROUNDED:
+                return True
+    return False
 
 
 def _growth(positions: Array, sizes: Array) -> Array | None:

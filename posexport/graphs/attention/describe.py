@@ -35,7 +35,7 @@ from posexport.graphs.attention.rotary import BARRIERS, Rotary
 from posexport.graphs.attention.rotation import layout_of, rotary_encoding, unknown
 from posexport.graphs.attention.support import Carried, kernels_of
 from posexport.graphs.attention.tiled_heads import heads_before_tiles
-from posexport.graphs.attention.turned_parts import place_of
+from posexport.graphs.attention.turned_parts import in_all_heads, place_of
 from posexport.graphs.view import View
 
 Data = dict[str, Any]
@@ -237,6 +237,10 @@ class Describer:
             if rotary is not None and further_angles(self.view.flow, self.view.probe, side):
                 reason = Reason(FURTHER, further_text(name))
                 return unknown("rotary", reason, layout=layout_of(rotary.pairs)), 0
+        for side, one in [(side, side.source) for side in (attention.q, attention.k) if len(side.turns) == 1]:
+            place = (one.value, one.layout, self._sizes(attention, side, attention.head_dim))
+            if not in_all_heads(self.view.flow, self.view.probe, side.turns[0], *place):
+                return unknown("rotary", Reason(ROTATION, "only some of its heads are rotated")), 0
         if q is not None and k is not None:
             key = ("rotary", _key(q), _key(k), attention.head_dim)
             return self._shared(key, lambda: rotary_encoding(self._measure, q, k, attention.head_dim))

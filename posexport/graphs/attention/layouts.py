@@ -22,9 +22,13 @@ Sizes = tuple[int, int, int, int]
 
 @attrs.frozen
 class Layout:
-    """A layout of the four axes. Each group of letters is one axis of the value."""
+    """A layout of the four axes. Each group of letters is one axis of the value.
+
+    The heads may be two axes: `g` has `parts` elements, such as queries and keys, with the heads `h` of one each.
+    """
 
     groups: tuple[str, ...]
+    parts: int = 1
 
     def __str__(self) -> str:
         return " ".join(group if len(group) == 1 else f"({' '.join(group)})" for group in self.groups)
@@ -37,8 +41,12 @@ class Layout:
     def to_heads(self, value: torch.Tensor, sizes: Sizes) -> torch.Tensor:
         """The value as [batch, heads, tokens, features]."""
         named = dict(zip("bhsd", sizes, strict=True))
+        if "g" not in self.order:
+            split = value.reshape([named[letter] for letter in self.order])
+            return split.permute([self.order.index(letter) for letter in "bhsd"])
+        named |= {"g": self.parts, "h": sizes[1] // self.parts}
         split = value.reshape([named[letter] for letter in self.order])
-        return split.permute([self.order.index(letter) for letter in "bhsd"])
+        return split.permute([self.order.index(letter) for letter in "bghsd"]).flatten(1, 2)
 
 
 def has_groups(shape: Sequence[int], heads: int) -> bool:
@@ -53,6 +61,17 @@ def layouts_of(shape: tuple[int, ...], sizes: Sizes) -> Iterator[Layout]:
         dims = [math.prod(named[letter] for letter in group) for group in layout.groups]
         if dims == [*shape]:
             yield layout
+
+
+def packed_layouts(shape: tuple[int, ...], rows: int, tokens: int) -> Iterator[tuple[Layout, Sizes]]:
+    """The layouts of a value with two axes of heads before its features, such as [B, S, 3, N, D], and their sizes."""
+    if len(shape) != 5:
+        return
+    for order in permutations("bghs"):
+        sizes = dict(zip((*order, "d"), shape, strict=True))
+        if order.index("g") < order.index("h") and (sizes["b"], sizes["s"]) == (rows, tokens):
+            layout = Layout((*order, "d"), sizes["g"])
+            yield layout, (rows, sizes["g"] * sizes["h"], tokens, sizes["d"])
 
 
 def _is_used(layout: Layout) -> bool:

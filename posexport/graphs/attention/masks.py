@@ -133,6 +133,8 @@ def _hypotheses(tried: list[Logits]) -> Iterator[tuple[str, list[int | None]]]:
     yield "none", [None]
     yield "causal", [None]
     last = [one.seen[0, 0, -1] for one in tried]
+    if not any(row.any() for row in last):  # the last query sees no key
+        return
     yield "window", [max(int(row.sum()) for row in last)]
     yield "local", [max(int(one.seen[0, 0, 0].sum()) for one in tried)]
     # the first key that the last query sees begins a chunk
@@ -179,7 +181,8 @@ def _given(one: Logits, mask: Role) -> Array:
     given = one.inputs.arrays[mask.name]
     if mask.kind == "padding_mask":
         given = given == 0
-    sees = given if given.dtype == bool else given > -1e3 if given.dtype.kind == "f" else given != 0
+    adds = given.dtype.kind == "f" and not mask.truths and mask.kind != "padding_mask"
+    sees = given if given.dtype == bool else given > -1e3 if adds else given != 0
     return np.asarray(sees[:, None] if sees.ndim == 3 else sees)
 
 

@@ -21,7 +21,7 @@ from posexport.graphs.symbolic_sizes import ONE
 _SUMS = {"Add", "Sub", "Sum", "ReduceSum"}
 _PRODUCTS = {"Mul", "MatMul", "Einsum"}
 
-_ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Neg", "Cos", "Sin", "Concat", "MatMul", "Einsum"}
+_ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Neg", "Reciprocal", "Exp", "Cos", "Sin", "Concat", "MatMul", "Einsum"}
 """Arithmetic operators. If results of these are equal on random numbers, they are equal on all numbers."""
 
 

@@ -19,7 +19,7 @@ import torch
 
 from posexport.graphs.attention.absorbed import loses_digits
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, layouts_of
+from posexport.graphs.attention.layouts import FLAT, Layout, Sizes, layouts_of, packed_layouts
 from posexport.graphs.attention.other_angles import other_angles
 from posexport.graphs.attention.pairings import Pairs, pairings
 from posexport.graphs.attention.probe import Probe
@@ -173,7 +173,9 @@ def rotation_of(
     draws = [probe.random_like(source) for _ in range(2)]
     moved = [layout.to_heads(probe.through(source, [target], draw)[0], sizes) for draw in draws]
     rotates = False
-    for source_layout in layouts_of(tuple(draws[0].shape), sizes):
+    shape = tuple(draws[0].shape)
+    packed = [one for one, own in packed_layouts(shape, sizes[0], sizes[2]) if own == sizes]
+    for source_layout in [*layouts_of(shape, sizes), *packed]:
         if source_layout.groups == FLAT:
             continue
         still = [source_layout.to_heads(draw, sizes) for draw in draws]

@@ -15,7 +15,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.graphs.attention.dataflow import Dataflow
-from posexport.graphs.attention.layouts import Layout, Sizes
+from posexport.graphs.attention.layouts import Layout, Sizes, packed_layouts
 from posexport.graphs.attention.probe import Probe
 from posexport.graphs.attention.rotary import Rotary, farthest_rotation
 from posexport.graphs.symbolic_sizes import Size
@@ -23,7 +23,7 @@ from posexport.graphs.symbolic_sizes import Size
 MOST_VALUES = 48
 """The most values that are looked at above an operand."""
 
-_PRODUCTS = {"MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "Gather", "MatMulInteger", "Loop", "If"}
+_PRODUCTS = {"MatMul", "Gemm", "Einsum", "FusedMatMul", "Conv", "Softmax", "MatMulInteger", "Loop", "If"}
 """Operators that end the search above an operand."""
 
 
@@ -71,6 +71,15 @@ def place_of(flow: Dataflow, probe: Probe, turn: Turn, operand: ir.Value, layout
     return next((at for at in starts if bool((whole[..., at : at + turn.dim] == turned).all())), None)
 
 
+def in_all_heads(flow: Dataflow, probe: Probe, turn: Turn, operand: ir.Value, layout: Layout, sizes: Sizes) -> bool:
+    """Whether each head of an operand depends on a rotated part, or there are no heads that don't."""
+    target = turn.rotary.target
+    once, again = (
+        layout.to_heads(probe.through(target, [operand], probe.random_like(target))[0], sizes) for _ in range(2)
+    )
+    return bool((once != again).any(-1).any(-1).any(0).all())
+
+
 def _turn(flow: Dataflow, probe: Probe, value: ir.Value, batch: int, tokens: Collection[int]) -> Turn | None:
     for layout, sizes in _layouts(probe.shape(value), batch, tokens):
         if not _same_heads(probe, value, layout, sizes[1]):
@@ -87,7 +96,7 @@ def _same_heads(probe: Probe, value: ir.Value, layout: Layout, heads: int) -> bo
         if group == "bh":
             if probe.shapes.symbols.quotient(size, Size(heads)) is None:
                 return False
-        elif group in ("h", "d", "hd") and not size.is_fixed:
+        elif group in ("g", "h", "d", "hd") and not size.is_fixed:
             return False
     return True
 
@@ -101,6 +110,8 @@ def _layouts(shape: tuple[int, ...], batch: int, tokens: Collection[int]) -> Ite
             sizes = dict(zip((*order, "d"), shape, strict=True))
             if sizes["b"] == batch and sizes["s"] in tokens:
                 yield Layout((*order, "d")), (batch, sizes["h"], sizes["s"], sizes["d"])
+    for length in tokens:
+        yield from packed_layouts(shape, batch, length)
     if len(shape) == 3 and shape[0] == batch and shape[1] in tokens:
         yield Layout(("b", "s", "hd")), (batch, 1, shape[1], shape[2])
     if len(shape) == 3 and shape[0] % batch == 0 and shape[0] > batch and shape[1] in tokens:

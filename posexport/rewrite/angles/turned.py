@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from posexport.graphs.attention.layouts import Layout, Sizes, layouts_of
+from posexport.graphs.attention.layouts import Layout, Sizes, layouts_of, packed_layouts
 from posexport.graphs.attention.rotary import Rotary
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.view import View
@@ -67,7 +67,9 @@ def _layout(view: View, rotary: Rotary, sizes: Sizes) -> Layout | None:
     moved = view.probe.through(rotary.source, [rotary.target], still)[0]
     expected = rotary.pairs.turned(rotary.layout.to_heads(still, sizes), *rotary.solved)
     limit = EXACT * max(float(expected.abs().max()), 1e-300)
-    for layout in layouts_of(tuple(moved.shape), sizes):
+    shape = tuple(moved.shape)
+    packed = [one for one, own in packed_layouts(shape, sizes[0], sizes[2]) if own == sizes]
+    for layout in [*layouts_of(shape, sizes), *packed]:
         if float((layout.to_heads(moved, sizes) - expected).abs().max()) <= limit:
             return layout
     return None

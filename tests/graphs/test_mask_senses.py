@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from descriptions import described
 from small_graphs import HEADS, HIDDEN, SIZE, Graph, _info, _model
 
 from posexport.artifact.graph_file import read_graph
@@ -144,3 +145,23 @@ def test_a_planted_mask_of_later_keys_is_seen() -> None:
     one, other = (ir.from_proto(masked("added", *SHAPES[0], causal=causal)) for causal in (False, True))
     evidence = whole_evidence(one, other, list(drawn(masked("added", *SHAPES[0]))))
     assert evidence.problem is not None
+
+
+def test_a_mask_that_is_repeated_for_each_head() -> None:
+    """Scores [B * N, S, T] with a mask [B, S, T] of floats: each element is an element of all heads."""
+    model = masked("shown in floats", "batch", "seq", "seq")
+    (where,) = [node for node in model.graph.node if node.op_type == "Where"]
+    g = Graph(1)
+    four = g.op(
+        "Expand",
+        g.op("Unsqueeze", where.input[0], g.weight("axis", np.array([1]))),
+        g.weight("heads", np.array([1, HEADS, 1, 1])),
+    )
+    where.input[0] = four
+    at = [*model.graph.node].index(where)
+    nodes = [*model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[:at], *g.nodes, *nodes[at:]])
+    model.graph.initializer.extend(g.weights)
+    found = described(model)["mask"]
+    assert (found["kind"], found.get("inputs")) == ("input", ["attention_mask"])

@@ -234,3 +234,38 @@ def test_masks_that_are_multiplied_as_numbers(
     arrays = arrays_for(model, 12)
     expected, actual = (run(one, arrays)["output"] for one in (model, proto))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
+def cut(mask: Mask, least: int = 0) -> Mask:
+    """The first T keys of a mask [B, 1, 1, T] that is as long as they are, or all but the first `least`, and one more.
+
+    A Slice gives them, as in streaming encoders.
+    """
+
+    def part(g: Graph) -> str:
+        whole = mask(g)
+        if least:
+            whole = g.op("Concat", *(g.op("Slice", whole, *ends) for ends in _halves(g, least)), axis=3)
+        return g.op("Slice", whole, g.constant([0]), many(g), g.constant([3]))
+
+    return part
+
+
+def _halves(g: Graph, at: int) -> list[tuple[str, str, str]]:
+    """The ends of the keys from `at` on, and of those before."""
+    axis, first, last = g.constant([3]), g.constant([0]), g.constant([2**40])
+    place = g.constant([at])
+    return [(place, last, axis), (first, place, axis)]
+
+
+@pytest.mark.parametrize("form", ["native", "contrib"])
+@pytest.mark.parametrize(("other", "state"), [(cut(padding), REWRITTEN), (cut(padding, 1), KEPT), (cut(above), KEPT)])
+def test_parts_of_masks(other: Mask, state: str, form: str) -> None:
+    """Zeros by the same part of a mask are left out. Those by the mask moved by one key, or by another mask, are not."""
+    model = model_of(scores=masked(cut(padding)), weights=zeroed(other))
+    done, proto = rewritten_model(model, form=form, target="ort")
+    assert [one.state for one in done.sites] == [state]
+    mask = np.array([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 0, 1, 1, 0]])
+    feeds = {"features": np.random.default_rng(0).standard_normal((3, 5, HIDDEN)).astype(np.float32)}
+    before, after = (run(one, feeds | {"attention_mask": mask})["output"] for one in (model, proto))
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-5)

@@ -89,7 +89,8 @@ class _Leaf:
 def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
     """The truth values that a value is computed from by layouts, And, Or, Not, and reductions over axes.
 
-    There are none if the value is computed in another way.
+    Truth values that are computed in another way, such as a part of a mask, are taken as they are. There are none if
+    the value is computed in another way and has no truth values.
     """
     leaves, pending, seen = list[_Leaf](), [(value, zero_if)], {value}
     while pending:
@@ -103,7 +104,7 @@ def _leaves(probe: Probe, value: ir.Value, zero_if: bool) -> list[_Leaf]:
             sources = [source for source in node.inputs if source is not None]
         elif node is not None and node.inputs[0] is not None and _keeps_truths(probe, node, truth):
             sources = [node.inputs[0]]
-        elif _are_zeros_and_ones(probe, one):
+        elif _are_zeros_and_ones(probe, one) or (one not in probe.fixed and probe.dtype(one) == torch.bool):
             leaves.append(_Leaf(value=one, zero_if=truth))
             continue
         else:

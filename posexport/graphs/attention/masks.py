@@ -191,9 +191,10 @@ def _hide_by_query(added: AddedToScores, kind: str, size: int | None, masks: lis
     with contextlib.suppress(RequestError, ValueError):
         one = added.at(seq=7, batch=3, padding="left")
         given = (_given(one, mask) for mask in masks)
-        sees = np.logical_and.reduce(np.broadcast_arrays(_visible(one, kind, size), *given))
+        sees, seen = np.logical_and.reduce(np.broadcast_arrays(_visible(one, kind, size), *given)), one.seen
+        sees, seen = np.broadcast_arrays(sees, seen)  # one of them may have an axis of heads
         some = sees.any(-1)  # the graph may let queries without any key see all keys
-        return not _fits(one, kind, size) and bool((np.broadcast_to(one.seen, sees.shape)[some] == sees[some]).all())
+        return not _fits(one, kind, size) and bool((seen[some] == sees[some]).all())
     return False
 
 

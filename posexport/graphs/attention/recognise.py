@@ -337,6 +337,11 @@ def _head_scales(flow: Dataflow, probe: Probe, scores: Scores, heads: int) -> tu
     return tuple(kept)
 
 
+_SINKS_APART = (
+    "its sinks, an additional column of the scores, are not one number per head, with rows as the first axis of scores"
+)
+
+
 def _sinks(probe: Probe, column: ir.Value | float | None, heads: int) -> ir.Value | float | None:
     """The sinks before they are laid out for all rows and queries, or their logit; None without sinks."""
     if not isinstance(column, ir.Value):
@@ -349,7 +354,7 @@ def _sinks(probe: Probe, column: ir.Value | float | None, heads: int) -> ir.Valu
     while value is not None and math.prod(probe.shape(value)) != heads:
         node = value.producer()
         if node is None or node.op_type not in ("Expand", "Reshape", "Unsqueeze", "Cast", "Identity", "Tile"):
-            raise Declined("sinks", "its sinks, an additional column of the scores, are not one number per head")
+            raise Declined("sinks", _SINKS_APART)
         passed.add(node)
         value = node.inputs[0]
     if value is None:
@@ -359,7 +364,7 @@ def _sinks(probe: Probe, column: ir.Value | float | None, heads: int) -> ir.Valu
     rows_of_heads = wide.reshape(-1, heads, wide.shape[-2])
     same = bool((rows_of_heads == random.reshape(heads, 1)).all())
     if not same or not all(size.is_fixed for size in probe.shapes.of(value)):
-        raise Declined("sinks", "its sinks, an additional column of the scores, are not one number per head")
+        raise Declined("sinks", _SINKS_APART)
     return value
 
 

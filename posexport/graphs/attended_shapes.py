@@ -89,6 +89,7 @@ RULES: dict[str, Callable[[SymbolicShapes, ir.Node], Shape | None]] = {
     "LinearAttention": attended_linearly,
     "MatMulNBits": multiplied_by_bits,
     "MultiHeadAttention": attended_by_heads,
+    "QAttention": _packed,
     "QLinearMatMul": multiplied_by_scales,
 }
 """The shape of an operator's first output."""

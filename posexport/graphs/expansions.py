@@ -24,7 +24,7 @@ from posexport.graphs.attention_parts import (
     weighted,
 )
 from posexport.graphs.operators import Call, Expansion, Unexpanded, default_scale
-from posexport.graphs.packed_attention import packed_attention
+from posexport.graphs.packed_attention import packed_attention, quantised_attention
 
 Results = Sequence["ir.Value | None"]
 
@@ -301,6 +301,7 @@ EXPANSIONS: dict[tuple[str, str], Expansion] = {
     ("", "Attention"): attention,
     ("", "RotaryEmbedding"): rotary_embedding,
     ("com.microsoft", "Attention"): packed_attention,
+    ("com.microsoft", "QAttention"): quantised_attention,
     ("com.microsoft", "MultiHeadAttention"): multi_head_attention,
     ("com.microsoft", "GroupQueryAttention"): group_query_attention,
     ("com.microsoft", "RotaryEmbedding"): microsoft_rotary_embedding,

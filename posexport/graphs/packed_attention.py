@@ -1,6 +1,8 @@
-"""The expansion of com.microsoft Attention, which ONNX Runtime's optimizer writes for BERT and GPT-2.
+"""The expansions of com.microsoft Attention, which ONNX Runtime's optimizer writes for BERT and GPT-2, and QAttention.
 
     q, k, v = x weights + bias,   x [B, S, C], weights [C, 3*N*D], the cache [2, B, N, P, D]
+
+QAttention, which ONNX Runtime's quantizer writes, has integers as x and weights, with their scales and zero points.
 
 Shapes: B rows, N heads, S queries, P cached keys, T keys, D features of a head.
 """
@@ -39,11 +41,41 @@ def packed_attention(call: Call) -> Sequence[ir.Value | None]:
         raise Unexpanded("it lacks an input or its number of heads")
     if call.integer("do_rotary") or call.integer("past_present_share_buffer"):
         raise Unexpanded("it rotates its queries and keys, or its cache is a buffer")
-    nodes, width = call.nodes, call.size(weights, 1)
+    projected = call.nodes.one("MatMul", x, weights)
+    projected = projected if bias is None else call.nodes.one("Add", projected, bias)
+    return _of_projected(call, x, weights, projected, (mask, past, added))
+
+
+def quantised_attention(call: Call) -> Sequence[ir.Value | None]:
+    """The product of integers, times both scales, attention and cache of the operator in standard operators."""
+    call.check(_KNOWN, 9)
+    x, weights, bias, x_scale, scale, mask, x_zero, zero, past = (call.input(index) for index in range(9))
+    if x is None or weights is None or x_scale is None or scale is None or not call.integer("num_heads"):
+        raise Unexpanded("it lacks an input or its number of heads")
+    if call.integer("do_rotary") or call.integer("past_present_share_buffer"):
+        raise Unexpanded("it rotates its queries and keys, or its cache is a buffer")
+    if zero is not None and any(size > 1 for size in call.shape(zero)):
+        raise Unexpanded("its weights have several zero points")
+    nodes, dtype = call.nodes, x_scale.dtype or ir.DataType.FLOAT
+    zeros = [] if x_zero is None and zero is None else [x_zero, zero]
+    product = nodes.op("MatMulInteger", [x, weights, *zeros], {}, dtype=ir.DataType.INT32)[0]
+    factor = nodes.one("Mul", x_scale, scale, dtype=dtype)
+    projected = nodes.one("Mul", nodes.cast(product, dtype), factor, dtype=dtype)
+    projected = projected if bias is None else nodes.one("Add", projected, bias, dtype=dtype)
+    return _of_projected(call, x, weights, projected, (mask, past, None))
+
+
+def _of_projected(
+    call: Call, x: ir.Value, weights: ir.Value, projected: ir.Value, others: tuple[ir.Value | None, ...]
+) -> Sequence[ir.Value | None]:
+    """The result and the cache for queries, keys and values [B, S, 3*N*D] beside each other.
+
+    `others` are the mask, the cache, and what is added to scores.
+    """
+    (mask, past, added), heads = others, call.integer("num_heads")
+    nodes, width, dtype = call.nodes, call.size(weights, 1), projected.dtype or ir.DataType.FLOAT
     widths = list(call.node.attributes.get_ints("qkv_hidden_sizes", ())) or [width // 3] * 3
-    projected = nodes.one("MatMul", x, weights)
-    projected = projected if bias is None else nodes.one("Add", projected, bias)
-    parts = nodes.op("Split", [projected, nodes.constant(widths)], {"axis": 2}, outputs=3, dtype=x.dtype)
+    parts = nodes.op("Split", [projected, nodes.constant(widths)], {"axis": 2}, outputs=3, dtype=dtype)
     shapes = {part.name or "": (*call.shape(x)[:2], size) for part, size in zip(parts, widths, strict=True)}
     call = attrs.evolve(call, shapes={**call.shapes, **shapes})
     size, value_size = widths[0] // heads, widths[2] // heads
@@ -59,7 +91,7 @@ def packed_attention(call: Call) -> Sequence[ir.Value | None]:
         if len(call.shape(mask)) == 4:
             mask = nodes.one("Squeeze", _part_of_all_places(call, mask, first, queries, keys), nodes.constant([1]))
             call = attrs.evolve(call, shapes={**call.shapes, mask.name or "": (0, 0, 0)})
-        less = _less(call, padded(call, mask, x, key), x.dtype or ir.DataType.FLOAT)
+        less = _less(call, padded(call, mask, x, key), dtype)
         added = less if added is None else nodes.one("Add", less, added)
     if call.integer("unidirectional"):
         seen += causal(call, queries, keys, first)

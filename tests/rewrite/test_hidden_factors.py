@@ -261,7 +261,7 @@ def _halves(g: Graph, at: int) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("form", ["native", "contrib"])
 @pytest.mark.parametrize(("other", "state"), [(cut(padding), REWRITTEN), (cut(padding, 1), KEPT), (cut(above), KEPT)])
 def test_parts_of_masks(other: Mask, state: str, form: str) -> None:
-    """Zeros by the same part of a mask are left out. Those by the mask moved by one key, or by another mask, are not."""
+    """Zeros by the same part of a mask are left out. Zeros by the mask moved by one key, or by another mask, stay."""
     model = model_of(scores=masked(cut(padding)), weights=zeroed(other))
     done, proto = rewritten_model(model, form=form, target="ort")
     assert [one.state for one in done.sites] == [state]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posexport.graphs.kernels.attention import heads_apart, heads_together, rotate
 from posexport.graphs.kernels.indexing import positive
+from posexport.graphs.kernels.quantised import matmul_integer_to_float
 from posexport.graphs.kernels.registry import MICROSOFT, Call, kernel
 from posexport.graphs.operators import default_scale
 
@@ -165,12 +166,42 @@ def packed_attention(
     past_length: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Projects x [batch, length, width] to Q, K and V and attends. The cache is [2, batch, heads, length, size]."""
+    projected = torch.matmul(x, weights)
+    projected = projected if bias is None else projected + bias
+    return _of_projected(call, projected, mask, past, attention_bias, past_length)
+
+
+@kernel("QAttention", domain=MICROSOFT)
+def quantised_attention(
+    call: Call,
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor,
+    scale: Tensor,
+    mask: Tensor | None = None,
+    x_zero: Tensor | None = None,
+    zero: Tensor | None = None,
+    past: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention whose x and weights are integers. The weights have one scale, or one for each column."""
+    projected = matmul_integer_to_float(call, x, weights, x_scale, scale, x_zero, zero, bias)
+    return _of_projected(call, projected, mask, past, None, None)
+
+
+def _of_projected(
+    call: Call,
+    projected: Tensor,
+    mask: Tensor | None,
+    past: Tensor | None,
+    attention_bias: Tensor | None,
+    past_length: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Attention with queries, keys and values [batch, length, width] beside each other."""
     if call.get("do_rotary", 0):
         raise ValueError("its rotation can't be evaluated")
     heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes")
-    projected = torch.matmul(x, weights)
-    projected = projected if bias is None else projected + bias
-    parts = torch.split(projected, list(sizes) if sizes else [weights.shape[1] // 3] * 3, dim=-1)
+    parts = torch.split(projected, list(sizes) if sizes else [projected.shape[-1] // 3] * 3, dim=-1)
     q, k, v = (heads_apart(part, heads) for part in parts)
     length = past_length if call.get("past_present_share_buffer", 0) else None
     before = 0 if past is None else past.shape[3] if length is None else int(length)

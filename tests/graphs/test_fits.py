@@ -15,7 +15,7 @@ from posexport.graphs.fits.axes import axes_parameters
 from posexport.graphs.fits.decay import xpos_decay
 from posexport.graphs.fits.distance import distance_parameters
 from posexport.graphs.fits.grid import dinov3_parameters, grid_turning
-from posexport.graphs.fits.rope import rope_parameters, shortest
+from posexport.graphs.fits.rope import rope_parameters, shortest, static_parameters
 from posexport.models import read_encoding
 
 Array = np.ndarray[Any, Any]
@@ -270,3 +270,14 @@ def test_kerple_and_sandwich() -> None:
 )
 def test_the_number_with_the_fewest_digits(number: float, tolerance: float, expected: float) -> None:
     assert shortest(number, tolerance) == expected
+
+
+@pytest.mark.parametrize("pairs", [4, 8, 32])
+@pytest.mark.parametrize("change", [3e-5, -3e-5, 1e-3])
+def test_a_change_of_one_frequency_is_no_scaling(pairs: int, change: float) -> None:
+    """A scaling by 1.00003 has the form of yarn, but no model has it."""
+    frequencies = 10_000.0 ** (-np.arange(pairs) / pairs)
+    for pair in {1, pairs // 2, pairs - 1}:
+        changed = np.where(np.arange(pairs) == pair, frequencies * (1 + change), frequencies)
+        found = static_parameters(changed, 1.0, 1e-9)
+        assert found is None

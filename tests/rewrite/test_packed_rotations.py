@@ -16,6 +16,7 @@ from onnx import TensorProto
 from rewrite_helpers import rewritten_model
 from small_graphs import HEADS, HIDDEN, SIZE, Graph, _info, _model, run
 
+from posexport.graphs.attention.angles import NotLinear, _linear
 from posexport.rewrite.rewriter import REWRITTEN
 
 PAIRS = SIZE // 2
@@ -123,3 +124,9 @@ def test_some_heads_are_rotated() -> None:
     assert [node.op_type for node in proto.graph.node].count("RotaryEmbedding") == 2
     check_equal(model, proto)
     assert described(model)["encoding"]["reason"]["code"] == "rotation-unknown"
+
+
+def test_one_position_has_no_frequencies() -> None:
+    """Numpy would print a line of LAPACK for a slope over one place."""
+    with pytest.raises(NotLinear):
+        _linear(np.zeros(1), np.ones((1, PAIRS), complex))

@@ -264,8 +264,10 @@ def _ladder(limit: int) -> Array:
 def _linear(positions: Array, turns: Array) -> Turning:
     """The frequencies [1, P] of rotations [n, P] at positions [n], which begin at 0.
 
-    Raises NotLinear if the angles are not multiples of the positions.
+    Raises NotLinear if the angles are not multiples of the positions, or if there is only one position.
     """
+    if len(positions) < 2:
+        raise NotLinear
     sizes = np.abs(turns)
     if sizes.min() <= 0 or not np.isfinite(sizes).all() or np.abs(np.angle(turns[0])).max() > LINEAR:
         raise NotLinear

@@ -36,6 +36,9 @@ BETA_FAST, BETA_SLOW, LOW, HIGH = 32.0, 1.0, 1.0, 4.0
 ROUND = 1e-4
 """The part that may be error of a number that is computed from differences of others."""
 
+LEAST_FACTOR = 1.01
+"""The least factor that counts as a scaling. With a smaller one, other faults of a few pairs have the same form."""
+
 _HUGE = 2.0**40  # a length that no model has
 
 
@@ -85,7 +88,7 @@ def _factor(parameters: Parameters, frequencies: Array, plain: Array, slack: flo
     rest = float(frequencies[place] / plain[place] - kept[place])
     number = (1 - float(kept[place])) / rest if rest > 0 else 0.0
     tolerance = (EXACT + slack / float(plain[place])) * max(number, 1.0) / (1 - float(kept[place]))
-    return shortest(number, min(4 * tolerance, ROUND)) if number > 1 else None
+    return shortest(number, min(4 * tolerance, ROUND)) if number >= LEAST_FACTOR else None
 
 
 def _is_short(number: float) -> bool:
@@ -117,7 +120,7 @@ def _kept(frequencies: Array, theta: float) -> tuple[float, Array, Array, Flags]
     """The factor of the slowest pair, v_i, r_i, and which r_i are between 0 and 1."""
     plain = _plain(theta, len(frequencies))
     factor = shortest(float(plain[-1] / frequencies[-1]), 4 * EXACT)
-    kept = (frequencies / plain - 1 / factor) / (1 - 1 / factor) if factor > 1 + EXACT else np.ones(len(plain))
+    kept = (frequencies / plain - 1 / factor) / (1 - 1 / factor) if factor >= LEAST_FACTOR else np.ones(len(plain))
     return factor, plain, kept, (kept > ROUND) & (kept < 1 - ROUND)
 
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -19,7 +18,7 @@ from torch import nn
 
 from posexport.errors import RequestError, said
 from posexport.export.layer_kinds import LayersDifferError
-from posexport.runtimes.trace_errors import chain_of, known_kind
+from posexport.runtimes.trace_errors import chain_of, known_kind, place_of
 
 _SENTENCES = (RequestError, LayersDifferError, MemoryError)
 """Errors that are passed on unchanged."""
@@ -40,7 +39,7 @@ def running(model: nn.Module, decodes: bool = False) -> AbstractContextManager[N
     media = [one for one in signature(model.forward).parameters if decodes and _MEDIA.search(one)]
 
     def sentence(chain: list[BaseException]) -> str:
-        why = f"{said(chain[-1])}{_place(chain)}"
+        why = f"{said(chain[-1])}{place_of(chain)}"
         needed = next((one for one in media if re.search(rf"\b{one}\b", str(chain[-1]))), None)
         if needed is not None:
             return f"{name} can't read tokens alone ({why}), and a file has no input for {needed}: it is not exported."
@@ -64,7 +63,7 @@ def exporting(architecture: str, cached: bool = False) -> AbstractContextManager
         known = _FIXED_SIZE if _fixes_a_size(chain[-1]) else known_kind(chain)
         where = f" because of the operator {operators[-1]}" if operators else ""
         why = said(chain[-1]) if known is None or operators else known[0]
-        place = "" if operators else _place(chain)
+        place = "" if operators else place_of(chain)
         return (
             f"torch can't export {architecture} as a whole{where} ({why}{place}): give "
             f"{'--kv-cache none, or ' * cached}--layer in place of --model for one layer of it."
@@ -112,11 +111,6 @@ def _refused(sentence: Callable[[list[BaseException]], str]) -> Iterator[None]:
         raise RequestError(sentence(chain_of(error))) from error
 
 
-def _place(chain: list[BaseException]) -> str:
-    lines = [found for each in chain if (found := _line(each)) is not None]
-    return f", at {lines[-1]}" if lines else ""
-
-
 def _operator(error: BaseException) -> str | None:
     """The operator of the node that torch's exporter translated, from the innermost frame that has a node."""
     found, trace = None, error.__traceback__
@@ -124,17 +118,6 @@ def _operator(error: BaseException) -> str | None:
         node: Any = trace.tb_frame.f_locals.get("node")
         if isinstance(node, torch.fx.Node) and node.op == "call_function":
             found = str(node.target)
-        trace = trace.tb_next
-    return found
-
-
-def _line(error: BaseException) -> str | None:
-    """The last line in transformers' code of a model that an error passed through."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        if file.name.startswith("modeling_"):
-            found = f"line {trace.tb_lineno} of {file.name}"
         trace = trace.tb_next
     return found
 

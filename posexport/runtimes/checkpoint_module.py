@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from posexport import machine
 from posexport.artifact.graph_file import GraphFile
-from posexport.errors import RequestError, shown
+from posexport.errors import RequestError, said, shown
 from posexport.models.pretrained import (
     DECODER,
     ENCODER,
@@ -28,6 +30,7 @@ from posexport.models.whole_encoder import encoder_of
 from posexport.models.whole_outputs import HIDDEN
 from posexport.models.whole_translator import translator_of
 from posexport.runtimes.generation import BUFFER
+from posexport.runtimes.trace_errors import chain_of, place_of
 from posexport.spec.contract import Values
 
 
@@ -54,9 +57,16 @@ class CheckpointModule:
         values = {"example_inputs": dict(self.signature.example), "output_names": list(self.signature.outputs)}
         return values.get(name)
 
-    def running(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """No code of the user runs, so nothing is caught."""
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def running(self, what: str) -> Iterator[None]:
+        """A context in which transformers' code runs. What it raises becomes a RequestError, `what` begins it."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, RequestError) or machine.is_short(error):
+                raise
+            chain = chain_of(error)
+            raise RequestError(f"{what} {self.label} fails ({said(chain[-1])}{place_of(chain)}).") from error
 
 
 class BufferDecoder(nn.Module):

@@ -24,6 +24,9 @@ from posexport.spec.input_roles import is_state
 BUFFER = "max_sequence_length"
 """The dimension of a cache that is a buffer."""
 
+NOT_FINITE_LOGITS = "the logits are NaN or infinity"
+"""How the reason begins for which no token can be chosen."""
+
 LENGTH = "past_sequence_length"
 """The input with the number of tokens in the buffers, for files in which no other input tells it."""
 
@@ -194,9 +197,7 @@ class Decoder:
             raise RequestError(f"the logits of {len(input_ids)} rows have the shape {[*found.shape]}: export it again.")
         logits: Array = found[:, -1].astype(np.float32)
         if not (logits < np.inf).all():
-            raise RequestError(
-                "the logits are NaN or infinity, so no token is the likeliest: see what `posexport verify` says."
-            )
+            raise RequestError(f"{NOT_FINITE_LOGITS}, so no token is the likeliest: see what `posexport verify` says.")
         return logits
 
     def _run(self, given: Mapping[str, Array]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Explains why torch's exporter can't trace or write a module that runs.
+"""Explains why torch's exporter can't trace or write a module that runs, and where in a model an error arose.
 
 The types of torch's errors tell the kind of problem. What torch says comes after a label, only for people.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -131,3 +132,19 @@ def chain_of(error: BaseException) -> list[BaseException]:
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
     return chain
+
+
+def place_of(chain: list[BaseException]) -> str:
+    """`, at line 8 of modeling_t5.py`: the last line in transformers' code of a model that errors passed through."""
+    lines = [found for each in chain if (found := _line(each)) is not None]
+    return f", at {lines[-1]}" if lines else ""
+
+
+def _line(error: BaseException) -> str | None:
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.name.startswith("modeling_"):
+            found = f"line {trace.tb_lineno} of {file.name}"
+        trace = trace.tb_next
+    return found

@@ -21,10 +21,10 @@ from posexport.graphs.draw import draw_inputs
 from posexport.graphs.roles import Role
 from posexport.runtimes import ORT, Runtime
 from posexport.runtimes.base import Arrays
-from posexport.runtimes.generation import Generated, GenerationOptions, left_padded
+from posexport.runtimes.generation import NOT_FINITE_LOGITS, Generated, GenerationOptions, left_padded
 from posexport.runtimes.generation_process import generate_in_child
 from posexport.runtimes.pool import Pool
-from posexport.verify.graph.judge_tokens import judge_tokens
+from posexport.verify.graph.judge_tokens import has_likeliest, judge_tokens
 from posexport.verify.graph.parity import tolerance_of
 from posexport.verify.graph.reference import Evaluation
 from posexport.verify.graph.subject import GraphSubject
@@ -32,6 +32,7 @@ from posexport.verify.graph.truth import module_reference
 from posexport.verify.result import (
     FAILED,
     GENERATION,
+    INCONCLUSIVE,
     NO_LOOP,
     NOT_RUN,
     OTHER_TOKENS,
@@ -93,7 +94,11 @@ class GreedyCheck:
         try:
             made = self.generated(row, prompts, options).tokens
         except PosexportError as error:
-            return Verdict.of(path, row.name, FAILED, Reason(OTHER_TOKENS, str(error).rstrip(".")), check=GENERATION)
+            text = str(error).rstrip(".")
+            if NOT_FINITE_LOGITS in text and self._has_no_logits(prompts):
+                text = f"{INCONCLUSIVE}: {text}, and transformers itself gives NaN or infinity in {self.subject.dtype}"
+                return Verdict.of(path, row.name, NOT_RUN, Reason(INCONCLUSIVE, text), check=GENERATION)
+            return Verdict.of(path, row.name, FAILED, Reason(OTHER_TOKENS, text), check=GENERATION)
         evaluation = self.evaluated(prompts, made)
         if evaluation.failure is not None:
             reason = Reason(REFERENCE_FAILED, f"float64 can't be evaluated: {evaluation.failure.text.rstrip('.')}")
@@ -104,6 +109,19 @@ class GreedyCheck:
             if padded.failure is None and (same := self._judged(row, made, padded)).state == PASSED:
                 return attrs.evolve(same, not_shown=(READS_PADDING,))
         return verdict
+
+    def _has_no_logits(self, prompts: Sequence[Sequence[int]]) -> bool:
+        """Whether the module in the dtype of the file, as the file would, gives NaN or infinity after some prompt."""
+        made = [[0] * self.count for _ in prompts]  # only the place before them counts, which doesn't see them
+        evaluations = [self.evaluated(prompts, made)]
+        if len({*map(len, prompts)}) > 1:
+            evaluations.append(self.padded(prompts, made))
+        return any(
+            not has_likeliest(own["logits"][:, 0]).all()
+            for each in evaluations
+            if each.failure is None
+            for own in each.own
+        )
 
     def _judged(self, row: Runtime, made: Sequence[Sequence[int]], evaluation: Evaluation) -> Verdict:
         exact, own = evaluation.exact["logits"], evaluation.own[0]["logits"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from posexport.models.whole_inputs import (
     reads_among_text,
     refused_together,
 )
+from posexport.models.whole_padding import check_rows
 from posexport.models.whole_outputs import HIDDEN, outputs_by_name
 
 
@@ -103,6 +105,7 @@ def encoder_of(
         raise RequestError(
             f"{type(model).__name__} returns no tensor that has a name: give a checkpoint of another class of its kind."
         )
+    check_rows(model, example, partial(_made, model))
     names = [*by_name]
     module = Encoder(model, names, hidden)
     outputs = [*names, *([HIDDEN] if hidden and HIDDEN not in names else [])]

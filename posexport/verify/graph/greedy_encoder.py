@@ -24,7 +24,7 @@ from posexport.verify.graph.greedy import LENGTHS, TOKENS, GreedyCheck
 from posexport.verify.graph.reference import Evaluation
 from posexport.verify.graph.subject import GraphSubject
 from posexport.verify.graph.truth import module_reference
-from posexport.verify.result import FAILED, GENERATION, NO_ENCODER, NOT_RUN, PASSED, State, Verdict
+from posexport.verify.result import GENERATION, NO_ENCODER, NOT_RUN, OTHER_TOKENS, PASSED, State, Verdict
 
 
 def reads_encoder(subject: GraphSubject) -> bool:
@@ -54,7 +54,7 @@ class TranslationCheck(GreedyCheck):
             missing = f"config.json in {self.module!r} has no decoder_start_token_id, with which the decoder begins"
         if missing is None:
             made = super().verdict(row, parity)
-            if (made.state, parity) == (FAILED, PASSED):
+            if (made.reason_code, parity) == (OTHER_TOKENS, PASSED):
                 made = attrs.evolve(made, where="the decoder alone is right: verify the encoder beside it")
             return made
         return Verdict.of(str(path), row.name, NOT_RUN, Reason(NO_ENCODER, missing), check=GENERATION)

@@ -181,6 +181,29 @@ def test_another_checkpoint_of_the_same_sizes_fails(folder: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_logits_that_overflow_in_transformers_too_show_nothing(tmp_path: Path) -> None:
+    """The file can't make tokens in fp16, but neither can transformers: another dtype is what helps."""
+    import transformers
+
+    small_checkpoint(tmp_path / "llama")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
+    with torch.no_grad():
+        usual = model(torch.arange(16)[None]).logits.std()
+        weight = model.lm_head.weight * (4e4 / usual)
+        model.lm_head.weight = torch.nn.Parameter(weight)
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(tmp_path / "loud")
+    file = exported_model(tmp_path / "loud", tmp_path / "model.onnx", *NATIVE, "--dtype", "fp16")
+    code, found = verdicts(file, tmp_path / "loud")
+    assert (code, found["generation"]["state"], found["generation"]["reason_code"]) == (0, "not run", "inconclusive")
+    assert found["generation"]["reason"] == (
+        "inconclusive: the logits are NaN or infinity, and so are those of transformers in fp16: export it with "
+        "--dtype fp32"
+    )
+    assert verdicts(file, tmp_path / "loud", "--strict")[0] == 1
+
+
 def test_reports_have_the_tokens(folder: Path, tmp_path: Path) -> None:
     junit = tmp_path / "report.xml"
     result = cli("verify", file_of(folder, "grown"), "--from", folder / "Llama", *HERE, "--junit", junit)

@@ -96,7 +96,10 @@ class GreedyCheck:
         except PosexportError as error:
             text = str(error).rstrip(".")
             if NOT_FINITE_LOGITS in text and self._has_no_logits(prompts):
-                text = f"{INCONCLUSIVE}: {text}, and transformers itself gives NaN or infinity in {self.subject.dtype}"
+                text = (
+                    f"{INCONCLUSIVE}: {NOT_FINITE_LOGITS}, and so are those of transformers in {self.subject.dtype}: "
+                    "export it with --dtype fp32"
+                )
                 return Verdict.of(path, row.name, NOT_RUN, Reason(INCONCLUSIVE, text), check=GENERATION)
             return Verdict.of(path, row.name, FAILED, Reason(OTHER_TOKENS, text), check=GENERATION)
         evaluation = self.evaluated(prompts, made)

@@ -26,8 +26,8 @@ from posexport.models.whole_inputs import (
     reads_among_text,
     refused_together,
 )
-from posexport.models.whole_padding import check_rows
 from posexport.models.whole_outputs import HIDDEN, outputs_by_name
+from posexport.models.whole_padding import check_rows
 
 
 class Encoder(nn.Module):

@@ -48,8 +48,8 @@ def check_rows(
         row, other = output[1].double(), beside[name][1].double()
         if row.shape == other.shape and _differ(row, other, _ROUNDING.get(output.dtype, _COARSE)):
             raise RequestError(
-                f"transformers itself gives another {name!r} of a text in {type(model).__name__} if another text beside "
-                "it is padded, so no file computes what it computes: it is not exported."
+                f"transformers itself gives another {name!r} of a text in {type(model).__name__} if another text "
+                "beside it is padded, so no file computes what it computes: it is not exported."
             )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from posexport.models.whole_inputs import (
     refused_together,
 )
 from posexport.models.whole_outputs import HIDDEN, outputs_by_name
-from posexport.models.whole_padding import check_rows
 
 
 class Encoder(nn.Module):
@@ -105,7 +103,6 @@ def encoder_of(
         raise RequestError(
             f"{type(model).__name__} returns no tensor that has a name: give a checkpoint of another class of its kind."
         )
-    check_rows(model, example, partial(_made, model))
     names = [*by_name]
     module = Encoder(model, names, hidden)
     outputs = [*names, *([HIDDEN] if hidden and HIDDEN not in names else [])]

@@ -7,7 +7,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from posexport.errors import RequestError
 from posexport.models.pretrained import text_config
+from posexport.models.whole import unchanged
+from posexport.models.whole_outputs import outputs_by_name
 
 _TOKENS = 4
 
@@ -24,26 +26,23 @@ _ROUNDING = {torch.float32: 0.01, torch.float64: 0.01}
 _COARSE = 0.1
 
 
-def check_rows(
-    model: nn.Module, example: Mapping[str, Tensor], run: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-) -> None:
+def check_rows(model: nn.Module) -> None:
     """RequestError if an output of a row of text depends on whether the other row is padded.
 
-    Only models are tried in which another model reads the text. `example` are inputs of the model, which `run` runs.
+    Only models are tried in which another model reads the text. The model needs its weights.
     """
     configuration: Any = model.config
-    if text_config(configuration) is configuration or {*example} != {"input_ids", "attention_mask"}:
+    if text_config(configuration) is configuration:
         return
-    ids = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 1]])
     mask = torch.ones(2, _TOKENS, dtype=torch.int64)
     padded = mask.clone()
     padded[0, -1] = 0
     try:
-        alone, beside = (run({"input_ids": ids, "attention_mask": one}) for one in (mask, padded))
-    except Exception:  # a model that reads more tokens, or particular ones
+        alone, beside = _run(model, mask), _run(model, padded)
+    except Exception:  # a model that reads something else, more tokens, or particular ones
         return
     for name, output in alone.items():
-        if not output.is_floating_point() or not output.dim() or len(output) != len(ids) or name not in beside:
+        if not output.is_floating_point() or not output.dim() or len(output) != len(mask) or name not in beside:
             continue
         row, other = output[1].double(), beside[name][1].double()
         if row.shape == other.shape and _differ(row, other, _ROUNDING.get(output.dtype, _COARSE)):
@@ -51,6 +50,13 @@ def check_rows(
                 f"transformers itself gives another {name!r} of a text in {type(model).__name__} if another text "
                 "beside it is padded, so no file computes what it computes: it is not exported."
             )
+
+
+def _run(model: nn.Module, mask: Tensor) -> dict[str, Tensor]:
+    ids = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 1]])
+    with torch.no_grad(), unchanged(model):
+        made = model(input_ids=ids, attention_mask=mask)
+    return outputs_by_name(made if isinstance(made, Mapping) else {})
 
 
 def _differ(row: Tensor, other: Tensor, part: float) -> bool:

@@ -43,6 +43,7 @@ from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
 from posexport.models.whole import SEQUENCE, Signature, decoder_of, unchanged, without_keys_of_others
 from posexport.models.whole_encoder import encoder_of
+from posexport.models.whole_padding import check_rows
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
 from posexport.rewrite.angles.rewriter import rewrite_exactly
@@ -107,6 +108,8 @@ def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = 
     functions = Functions(opset, how.form, how.target)
     temporary.usual_parent()
     dtype = how.dtype or main_dtype(pretrained)
+    if pretrained.kind == ENCODER:
+        check_rows(pretrained.model)
     with without_values(pretrained, dtype):
         progress("running the model")
         with running(pretrained.model, pretrained.kind == DECODER):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_decoders import TRAINED, VOCABULARY
+from helpers import cli, refused
+from small_decoders import TRAINED, VOCABULARY, save_randomised
 
 from posexport.errors import RequestError
-from posexport.models.whole_encoder import encoder_of
+from posexport.models.whole_padding import check_rows
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -41,9 +43,17 @@ def test_padding_beside_a_text_changes_it() -> None:
         beside = model(input_ids=ids, attention_mask=mask).embeddings[1]
     assert (alone - beside).abs().max() > 0.03 * alone.abs().max()
     with pytest.raises(RequestError, match="gives another 'embeddings' of a text in ColPaliForRetrieval if another"):
-        encoder_of(model, torch.float32)
+        check_rows(model)
 
 
-def test_a_causal_one_is_exported() -> None:
-    module, _ = encoder_of(colpali(bidirectional=False), torch.float32)
-    assert module.outputs == ("embeddings",)
+def test_a_causal_one_is_not_refused() -> None:
+    check_rows(colpali(bidirectional=False))
+
+
+def test_it_is_not_exported(tmp_path: Path) -> None:
+    """The exporter itself runs models without the values of their weights, which would show nothing."""
+    save_randomised(colpali(bidirectional=True), tmp_path / "model")
+    refused(
+        cli("export", "--from", tmp_path / "model", "--model", "-o", tmp_path / "model.onnx"),
+        "transformers itself gives another 'embeddings' of a text in ColPaliForRetrieval",
+    )

@@ -115,7 +115,11 @@ def scales_logits(model: onnx.ModelProto) -> None:
 
 PLANTED = {
     "swapped caches": (swaps_caches, "failed", "; the first layer that differs is 'model.layers.1'"),
-    "larger logits": (scales_logits, "passed", "; all layers of 'model.layers' agree, so the difference comes after them"),
+    "larger logits": (
+        scales_logits,
+        "passed",
+        "; all layers of 'model.layers' agree, so the difference comes after them",
+    ),
 }
 """By name: a change, the state of the tokens after it, and the end of the clause that says where the file departs."""
 

@@ -39,7 +39,7 @@ FUNCTIONS = {
 }
 ENDS = {"Cos", "Sin", "Exp", "Log", "Equal", "Gather", "GatherElements", "Softmax", "Attention", "MultiHeadAttention"}
 """Operators whose output is no longer a position, a distance or a logit."""
-WIDE = (onnx.TensorProto.INT64, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL)
+WIDE = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL)
 """Types of positions, distances, angles and their comparisons."""
 PLUMBING = {"MatMul", "Transpose", "Add", "Cast"}
 
@@ -158,7 +158,7 @@ def test_reads_in_its_form(graph: tuple[str, str, Spec, ir.Model]) -> None:
 
 
 def check_never_half(model: ir.Model, form: str) -> tuple[int, int]:
-    """Asserts that values computed from positions are int64 or fp32 until they are cosines, table rows or weights.
+    """Asserts that values computed from positions are integers or fp32 until they are cosines, table rows or weights.
 
     Returns the number of cosines and sines, and the number of such values.
     """

@@ -352,6 +352,7 @@ def test_every_kernel_of_the_runtime_is_tried() -> None:
     }
     tried |= {"RotaryEmbedding", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"}
     tried |= {"LinearAttention", "CausalConvWithState"}  # test_evaluate_linear.py
+    tried |= {"QAttention"}  # tests/rewrite/test_quantised_attention.py
     assert {name for domain, name in KERNELS if domain == MICROSOFT} <= tried
 
 

@@ -126,8 +126,7 @@ def with_operator(kind: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["QAttention", "PackedAttention", "SparseAttention", "LongformerAttention", "DecoderMaskedMultiHeadAttention"],
+    "kind", ["PackedAttention", "SparseAttention", "LongformerAttention", "DecoderMaskedMultiHeadAttention"]
 )
 def test_operators_that_are_not_read_are_listed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
@@ -141,7 +140,7 @@ def test_operators_that_are_not_read_are_listed(kind: str, tmp_path: Path, monke
 
 def test_a_file_whose_operators_are_not_read_may_have_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helpers.in_process(monkeypatch)
-    model = with_operator("QAttention")
+    model = with_operator("PackedAttention")
     model.graph.input.append(helper.make_tensor_value_info("text", TensorProto.STRING, ["batch"]))
     path, out = helpers.saved(tmp_path, model), tmp_path / "out.onnx"
     result = helpers.rewritten(path, out, form="native", target="ort")

@@ -28,7 +28,7 @@ def is_other_softmax(node: ir.Node) -> bool:
 def is_unread(node: ir.Node) -> bool:
     """Whether an operator that computes attention can't be evaluated here.
 
-    Examples are ONNX Runtime's operators on integers (QAttention) or on packed rows.
+    Examples are ONNX Runtime's operators on packed rows (PackedAttention).
     """
     return kind_of(node) not in KERNELS
 

@@ -88,7 +88,8 @@ def _factor(parameters: Parameters, frequencies: Array, plain: Array, slack: flo
     rest = float(frequencies[place] / plain[place] - kept[place])
     number = (1 - float(kept[place])) / rest if rest > 0 else 0.0
     tolerance = (EXACT + slack / float(plain[place])) * max(number, 1.0) / (1 - float(kept[place]))
-    return shortest(number, min(4 * tolerance, ROUND)) if number >= LEAST_FACTOR else None
+    factor = shortest(number, min(4 * tolerance, ROUND))
+    return factor if factor == 1.0 or factor >= LEAST_FACTOR else None  # a factor of 1 leaves that on cos and sin
 
 
 def _is_short(number: float) -> bool:

@@ -215,8 +215,10 @@ class Sandwich(Encoding):
 
     def rounding(self, spec: Spec, position: int, keys: int) -> float:
         # The bias is a sum of dim terms that nearly cancel for near keys. ONNX Runtime adds the terms one by one, so
-        # its error may be ten times that of torch, which adds them in parts.
-        return 8 * self.dim * 2.0**-24
+        # its error may be ten times that of torch, which adds them in parts. For one query, it computes angles of
+        # distances. Otherwise angles are differences of two rounded positions.
+        rounded = spec.angles == "parity" and not spec.consecutive
+        return 8 * self.dim * 2.0**-24 + (keys * 2.0**-24 if rounded else 0.0)
 
     def constants(self, spec: Spec, dtype: torch.dtype) -> Mapping[str, Constant]:
         frequencies = angle_constant(spec, dtype, progression(self.dim, self.theta))

@@ -177,8 +177,8 @@ def _offset_values_onnx(
 
     # rows of the identity are shorter than rows of a small table; the sums of weights are then multiplied by the table
     small = target != "tensorrt" and size_of(table, 0) < size_of(table, 1)
-    looked_up = cast(op, op.Constant(value=ir.tensor(np.eye(size_of(table, 0), dtype=np.float32))), dtype_of(table))
-    looked_up = looked_up if small else table
+    identity = ir.tensor(np.eye(size_of(table, 0), dtype=np.float32))
+    looked_up = cast(op, op.Constant(value=identity), dtype_of(table)) if small else table
 
     def few(op: Ops) -> ir.Value:
         return op.MatMul(op.Transpose(weights, perm=[0, 2, 1, 3]), op.Gather(looked_up, index, axis=0))

@@ -83,6 +83,11 @@ def cos_sin(positions: Tensor, constant: Tensor, scale: float = 1.0) -> tuple[Te
     return operator(positions, constant, scale)
 
 
+def frequencies_and_turns(constant: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return the constant of `angle_constant` as frequencies or as exact turns; the other is None."""
+    return (constant, None) if constant.is_floating_point() else (None, constant)
+
+
 def inexact(spec: Spec, theta: float) -> Iterator[str]:
     """Yield a problem if angles are exact and `theta` gives frequencies above one radian per position."""
     if spec.angles == "exact" and theta < 1.0:

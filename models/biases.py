@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from posexport import custom_ops
-from posexport.models.angles import angle_constant, inexact, progression
+from posexport.models.angles import angle_constant, frequencies_and_turns, inexact, progression
 from posexport.spec import fields
 from posexport.spec.encoding import Encoding, State
 from posexport.spec.spec import Spec
@@ -225,8 +225,7 @@ class Sandwich(Encoding):
         return {"frequencies": frequencies, "rates": [spec.num_heads / (8.0 * h) for h in range(1, spec.num_heads + 1)]}
 
     def bias(self, state: State, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        angles = state["frequencies"]
-        frequencies, turns = (angles, None) if angles.is_floating_point() else (None, angles)
+        frequencies, turns = frequencies_and_turns(state["frequencies"])
         # Softmax ignores a constant, and masks in half precision need small values. With sinks, the constant matters.
         below_zero = not state.spec.sinks
         return custom_ops.cosine_bias(q_positions, k_positions, state["rates"], frequencies, turns, below_zero)

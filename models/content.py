@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from posexport import custom_ops
-from posexport.models.angles import angle_constant, cos_sin, inexact, progression
+from posexport.models.angles import angle_constant, cos_sin, frequencies_and_turns, inexact, progression
 from posexport.spec import fields
 from posexport.spec.encoding import AttentionContext, Encoding, State
 from posexport.spec.spec import Spec
@@ -111,8 +111,7 @@ class Relative(Encoding):
         weights = state["position_bias"], state["r_proj.weight"]
         if self.max_distance is not None:
             return q_content, custom_ops.relative_table_score(q, *positions, *weights, state["weight"], scale)
-        angles = state["frequencies"]
-        frequencies, turns = (angles, None) if angles.is_floating_point() else (None, angles)
+        frequencies, turns = frequencies_and_turns(state["frequencies"])
         return q_content, custom_ops.relative_score(q, *positions, *weights, frequencies, turns, scale)
 
     def _by_difference(self, state: State, q: Tensor, ahead: Tensor) -> Tensor:

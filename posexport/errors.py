@@ -84,6 +84,10 @@ class RequestError(PosexportError):
     """The request or the input is wrong (exit code 2)."""
 
 
+class NotFiniteError(RequestError):
+    """A model gives NaN or infinity in place of logits, so it makes no token."""
+
+
 class FieldError(RequestError):
     """A value that a field doesn't accept. Call `named` to report it under the option that the user typed."""
 

@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from posexport import machine, temporary
-from posexport.errors import PosexportError, Reason, RuntimeMissingError
+from posexport.errors import NotFiniteError, PosexportError, Reason, RuntimeMissingError
 from posexport.progress import Progress, silent
 
 # codes of failures: how the process ended ...
@@ -42,8 +42,11 @@ LIMITED = "memory-limit"  # the same, or a crash, under a memory limit that the 
 EXHAUSTED = "resources"  # the system has no more space, open files or processes for it
 REFUSED = "refused"  # the engine says that it can't run this
 MISSING = "runtime-missing"  # RuntimeMissingError
+NOT_FINITE = "not-finite"  # NotFiniteError
 INVALID = "invalid-request"  # another error that posexport raises
 FAILED = "failed"  # any other error
+
+_CODES = {RuntimeMissingError: MISSING, NotFiniteError: NOT_FINITE}
 
 NOTHING_SHOWN = (MISSING, TIMED_OUT, LIMITED, EXHAUSTED)
 """The codes of failures that say nothing about the work, because it was not finished."""
@@ -71,7 +74,8 @@ def failure_of(reply: Mapping[str, Any]) -> Reason | None:
 def explain(error: Exception) -> Reason:
     """The code and the text of an error that a request's work raised."""
     if isinstance(error, PosexportError):
-        return Reason(MISSING if isinstance(error, RuntimeMissingError) else INVALID, str(error))
+        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), INVALID)
+        return Reason(code, str(error))
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in _OF_SYSTEM:
         return Reason(EXHAUSTED, text)

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import onnxruntime
 
-from posexport.errors import RequestError, shown
+from posexport.errors import NotFiniteError, RequestError, shown
 from posexport.spec.arrays import Array
 from posexport.spec.fields import integer, number
 from posexport.spec.input_roles import is_state
@@ -197,7 +197,9 @@ class Decoder:
             raise RequestError(f"the logits of {len(input_ids)} rows have the shape {[*found.shape]}: export it again.")
         logits: Array = found[:, -1].astype(np.float32)
         if not (logits < np.inf).all():
-            raise RequestError(f"{NOT_FINITE_LOGITS}, so no token is the likeliest: see what `posexport verify` says.")
+            raise NotFiniteError(
+                f"{NOT_FINITE_LOGITS}, so no token is the likeliest: see what `posexport verify` says."
+            )
         return logits
 
     def _run(self, given: Mapping[str, Array]) -> dict[str, Any]:

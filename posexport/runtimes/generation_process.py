@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posexport import machine
-from posexport.errors import RequestError, RuntimeMissingError, shown
+from posexport.errors import NotFiniteError, RequestError, RuntimeMissingError, shown
 from posexport.jsondata import structure, unstructure
-from posexport.processes import MISSING, Worker, failure_of, report, serve
+from posexport.processes import MISSING, NOT_FINITE, Worker, failure_of, report, serve
 
 if TYPE_CHECKING:
     import onnx
@@ -77,7 +77,7 @@ def generate_in_child(
         worker.close()
     failure = failure_of(reply)
     if failure is not None:
-        kind = RuntimeMissingError if failure.code == MISSING else RequestError
+        kind = {MISSING: RuntimeMissingError, NOT_FINITE: NotFiniteError}.get(failure.code, RequestError)
         raise kind(f"{str(path)!r} can't generate: {failure.text.rstrip('.')}.")
     return structure(reply["generated"], Generated)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from posexport.errors import PosexportError, Reason
+from posexport.errors import NotFiniteError, PosexportError, Reason
 from posexport.graphs.axes import BATCH, PAST, SEQ
 from posexport.graphs.draw import draw_inputs
 from posexport.graphs.roles import Role
@@ -95,7 +95,7 @@ class GreedyCheck:
             made = self.generated(row, prompts, options).tokens
         except PosexportError as error:
             text = str(error).rstrip(".")
-            if NOT_FINITE_LOGITS in text and self._has_no_logits(prompts):
+            if isinstance(error, NotFiniteError) and self._has_no_logits(prompts):
                 text = (
                     f"{INCONCLUSIVE}: {NOT_FINITE_LOGITS}, and so are those of transformers in {self.subject.dtype}: "
                     "export it with --dtype fp32"

@@ -119,19 +119,23 @@ def joined(call: Call, out: ir.Value, flat: bool, width: int) -> ir.Value:
     return call.nodes.shaped(call.nodes.one("Transpose", out, perm=[0, 2, 1, 3]), 0, 0, width)
 
 
-def causal(call: Call, queries: ir.Value, keys: ir.Value, first: ir.Value, window: int = 0) -> list[ir.Value]:
-    """Which keys each query sees, [S, T]; query i is at position first + i.
+def band(
+    call: Call, queries: ir.Value, keys: ir.Value, first: ir.Value, *, left: int = -1, right: int = 0
+) -> list[ir.Value]:
+    """Which keys each query sees, [S, T]: `left` keys before its position and `right` after it; all if negative.
 
-    The result is [B, 1, S, T] if each row has a first position of its own.
+    Query i is at position first + i. The result is [B, 1, S, T] if each row has a first position of its own.
     """
     nodes = call.nodes
     places = nodes.one(
         "Add", first, nodes.one("Unsqueeze", counted(call, nodes.constant(0), queries), nodes.constant([1]))
     )
     ahead = nodes.one("Sub", places, counted(call, nodes.constant(0), keys))
-    seen = [nodes.one("GreaterOrEqual", ahead, nodes.constant(0), dtype=ir.DataType.BOOL)]
-    if window > 0:
-        seen.append(nodes.one("Less", ahead, nodes.constant(window), dtype=ir.DataType.BOOL))
+    seen = []
+    if right >= 0:
+        seen.append(nodes.one("GreaterOrEqual", ahead, nodes.constant(-right), dtype=ir.DataType.BOOL))
+    if left >= 0:
+        seen.append(nodes.one("Less", ahead, nodes.constant(left + 1), dtype=ir.DataType.BOOL))
     return seen
 
 

@@ -1,6 +1,6 @@
 """Expands operators that stand for attention or a rotation into standard operators.
 
-Attention-23 and 24 of ONNX, and Attention, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft
+Attention-23 to 25 of ONNX, and Attention, MultiHeadAttention, GroupQueryAttention and RotaryEmbedding of com.microsoft
 become products, masks and rotations. Attention is then recognised in one way, whoever wrote it, and any form can become
 any other. An operator with an input or attribute that its expansion doesn't know stays.
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from posexport.graphs import grouped, single_rows
 from posexport.graphs.attention_parts import (
     LEAST_FILTER,
-    causal,
+    band,
     counted,
     head_size,
     joined,
@@ -30,18 +30,23 @@ Results = Sequence["ir.Value | None"]
 
 
 def attention(call: Call) -> Results:
-    """ONNX Attention-23 and 24."""
+    """ONNX Attention-23, 24 and 25.
+
+    With `nonpad_kv_seqlen` [B], row b has that many keys, and its last S are those of the queries.
+    """
     known = (
         "is_causal",
         "kv_num_heads",
+        "left_window_size",
         "q_num_heads",
         "qk_matmul_output_mode",
+        "right_window_size",
         "scale",
         "softcap",
         "softmax_precision",
     )
-    call.check(known, 6)
-    q, k, v, mask, past_key, past_value = (call.input(index) for index in range(6))
+    call.check(known, 7)
+    q, k, v, mask, past_key, past_value, lengths = (call.input(index) for index in range(7))
     if q is None or k is None or v is None or (past_key is None) != (past_value is None):
         raise Unexpanded("it lacks an input")
     nodes, heads, kv_heads = call.nodes, call.integer("q_num_heads"), call.integer("kv_num_heads")
@@ -60,11 +65,18 @@ def attention(call: Call) -> Results:
     bias = mask
     if mask is not None and mask.dtype == ir.DataType.BOOL:
         bias, seen = None, [mask]
-    if call.integer("is_causal"):
-        seen += causal(call, length_of(call, q_heads, 2), length_of(call, key, 2), first)
+    queries, count = length_of(call, q_heads, 2), length_of(call, key, 2)
+    if lengths is not None:
+        ends = nodes.one("Unsqueeze", lengths, nodes.constant([1, 2, 3]))
+        first = nodes.one("Sub", ends, queries)
+        seen.append(nodes.one("Less", counted(call, nodes.constant(0), count), ends, dtype=ir.DataType.BOOL))
+    left, right = call.integer("left_window_size", -1), call.integer("right_window_size", -1)
+    right = 0 if call.integer("is_causal") else right
+    if left >= 0 or right >= 0:
+        seen += band(call, queries, count, first, left=left, right=right)
     scale = call.number("scale") or default_scale(size)
     softcap = call.number("softcap")
-    zeros = mask is not None  # only a mask may hide all keys
+    zeros = mask is not None or lengths is not None or left >= 0  # these may hide all keys
     out = weighted(call, q_heads, key, value, scale=scale, softcap=softcap, bias=bias, seen=seen, zeros=zeros)
     return [joined(call, out, flat, heads * value_size), key, value]
 
@@ -108,7 +120,7 @@ def multi_head_attention(call: Call) -> Results:
     if call.integer("unidirectional"):
         if call.shape(q)[1] != call.shape(k)[-2]:  # ONNX Runtime computes neither of the two triangles
             raise Unexpanded("it is unidirectional, and its keys are not as many as its queries")
-        seen += causal(call, length_of(call, q_heads, 2), length_of(call, key, 2), first)
+        seen += band(call, length_of(call, q_heads, 2), length_of(call, key, 2), first)
     call = sized(call, heads, heads, size, value_size)
     out = weighted(call, q_heads, key, value, scale=scale, bias=bias, seen=seen)
     return [joined(call, out, True, heads * value_size), key, value]
@@ -134,12 +146,12 @@ def group_query_attention(call: Call) -> Results:
     as the given buffer, or as all keys if these are more.
     """
     known = ("num_heads", "kv_num_heads", "scale", "local_window_size", "softcap", "causal", "smooth_softmax")
-    call.check((*known, "do_rotary", "rotary_interleaved"), 12)
-    q, k, v, past_key, past_value, last, total, cos, sin, places = (call.input(index) for index in range(10))
+    call.check((*known, "do_rotary", "rotary_interleaved", "qk_norm_epsilon"), 16)
+    q, k, v, past_key, past_value, last, total, cos, sin, positions = (call.input(index) for index in range(10))
     if q is None or last is None or total is None or (past_key is None) != (past_value is None):
         raise Unexpanded("it lacks an input")
-    if call.integer("smooth_softmax") or places is not None:
-        raise Unexpanded("it has positions or a smooth softmax")
+    if call.input(12) is not None or call.input(13) is not None:
+        raise Unexpanded("its cache is quantised")
     nodes, heads, kv_heads = call.nodes, call.integer("num_heads"), call.integer("kv_num_heads")
     if k is None or v is None:
         q, k, v = _unpacked(call, q, heads, kv_heads)
@@ -149,11 +161,19 @@ def group_query_attention(call: Call) -> Results:
     queries = length_of(call, q_heads, 2)
     count = nodes.one("Add", nodes.cast(nodes.shaped(last, -1), ir.DataType.INT64), nodes.constant(1))
     starts = nodes.one("Max", nodes.one("Sub", count, queries), nodes.constant(0))
+    norms = call.input(14), call.input(15)
+    if None not in norms:
+        q_heads, key = (_normed(call, one, norm) for one, norm in zip((q_heads, key), norms, strict=True) if norm)
+    whole = nodes.one("Squeeze", nodes.cast(total, ir.DataType.INT64))
     if call.integer("do_rotary"):
         if cos is None or sin is None:
             raise Unexpanded("it rotates without tables")
         steps = counted(call, nodes.constant(0), queries)
         places = nodes.one("Add", nodes.one("Unsqueeze", starts, nodes.constant([1])), steps)
+        if positions is not None:  # of a first prompt, ONNX Runtime reads only one position
+            lone = nodes.one("Add", nodes.one("Gather", nodes.shaped(positions, -1), nodes.constant([0])), steps)
+            is_first = nodes.one("Equal", queries, whole, dtype=ir.DataType.BOOL)
+            places = nodes.one("Where", is_first, lone, positions, dtype=ir.DataType.INT64)
         pairs, interleaved = call.size(cos, -1), bool(call.integer("rotary_interleaved"))
         tables = [nodes.one("Gather", table, places, axis=0, dtype=table.dtype) for table in (cos, sin)]
         q_heads, key = (
@@ -161,19 +181,20 @@ def group_query_attention(call: Call) -> Results:
             for one in (q_heads, key)
         )
     if past_key is not None and past_value is not None:
-        whole = nodes.one("Squeeze", nodes.cast(total, ir.DataType.INT64))
         key, value = (
             _written(call, past, new, starts, queries, whole) for past, new in ((past_key, key), (past_value, value))
         )
     call = sized(call, heads, kv_heads, size, value_size)
     keys = length_of(call, key, 2)
-    if call.integer("causal", 1):
-        first = nodes.one("Unsqueeze", starts, nodes.constant([1, 2, 3]))
-        seen = causal(call, queries, keys, first, call.integer("local_window_size", -1))
-    else:
+    first, window = nodes.one("Unsqueeze", starts, nodes.constant([1, 2, 3])), call.integer("local_window_size", -1)
+    is_causal = bool(call.integer("causal", 1))
+    seen = band(call, queries, keys, first, left=window - 1 if window > 0 else -1, right=0 if is_causal else -1)
+    if not is_causal:
         ends = nodes.one("Unsqueeze", count, nodes.constant([1, 2, 3]))
-        seen = [nodes.one("Less", counted(call, nodes.constant(0), keys), ends, dtype=ir.DataType.BOOL)]
-    bias = call.input(10)
+        seen.append(nodes.one("Less", counted(call, nodes.constant(0), keys), ends, dtype=ir.DataType.BOOL))
+    bias, sinks = call.input(10), call.input(11)
+    if sinks is None and call.integer("smooth_softmax"):  # one more logit of 0
+        sinks = nodes.constant([0.0] * heads, q.dtype or ir.DataType.FLOAT)
     if bias is not None:  # as long as the keys so far; the buffer may be longer
         more = nodes.one("Sub", nodes.shaped(keys, 1), nodes.length(bias, 3))
         bias = nodes.one("Pad", bias, nodes.one("Concat", nodes.constant([0] * 7), more, axis=0))
@@ -186,7 +207,7 @@ def group_query_attention(call: Call) -> Results:
         softcap=call.number("softcap"),
         bias=bias,
         seen=seen,
-        sinks=call.input(11),
+        sinks=sinks,
     )
     return [joined(call, out, True, heads * value_size), key, value]
 
@@ -206,6 +227,14 @@ def _token_shapes(
     size = packed[-1] // (heads + 2 * kv_heads)
     counts = ((q, heads), (k, kv_heads), (v, kv_heads))
     return {value.name or "": (*packed[:2], count * size) for value, count in counts}
+
+
+def _normed(call: Call, x: ir.Value, weight: ir.Value) -> ir.Value:
+    """RMSNorm of each head of [B, N, S, D]."""
+    nodes, dtype = call.nodes, x.dtype or ir.DataType.FLOAT
+    squares = nodes.one("ReduceMean", nodes.one("Mul", x, x), nodes.constant([-1]), keepdims=1)
+    epsilon = nodes.constant(call.number("qk_norm_epsilon", 1e-6), dtype)
+    return nodes.one("Mul", nodes.one("Div", x, nodes.one("Sqrt", nodes.one("Add", squares, epsilon))), weight)
 
 
 def _written(

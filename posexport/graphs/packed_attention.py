@@ -14,16 +14,7 @@ from collections.abc import Sequence
 import attrs
 import onnx_ir as ir
 
-from posexport.graphs.attention_parts import (
-    LEAST_FILTER,
-    causal,
-    joined,
-    length_of,
-    padded,
-    sized,
-    split_heads,
-    weighted,
-)
+from posexport.graphs.attention_parts import LEAST_FILTER, band, joined, length_of, padded, sized, split_heads, weighted
 from posexport.graphs.operators import Call, Unexpanded, default_scale
 
 _KNOWN = (
@@ -94,7 +85,7 @@ def _of_projected(
         less = _less(call, padded(call, mask, x, key), dtype)
         added = less if added is None else nodes.one("Add", less, added)
     if call.integer("unidirectional"):
-        seen += causal(call, queries, keys, first)
+        seen += band(call, queries, keys, first)
     call = sized(call, heads, heads, size, value_size)
     scale = call.number("scale") or default_scale(size)
     out = weighted(call, q, key, value, scale=scale, bias=added, seen=seen)

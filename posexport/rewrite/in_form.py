@@ -9,29 +9,15 @@ import onnx_ir as ir
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.heads import Side
 from posexport.graphs.attention.rotary import Rotary
+from posexport.graphs.attention.support import ort_takes, tensorrt_takes
 from posexport.graphs.expand import Expanded, domain_of
 from posexport.graphs.view import View
 from posexport.rewrite.number_types import turned_values, widest
 
-_PAST, _LENGTHS = (4, 5), 6
 
-
-def _plain_attention(operator: Expanded) -> bool:
-    """Whether TensorRT takes an ONNX Attention: no cache inside, one output, no softcap."""
-    given = [value is not None for value in operator.inputs]
-    caches = any(given[index] for index in (*_PAST, _LENGTHS) if index < len(given))
-    outputs = sum(bool(value.name) for value in operator.node.outputs)
-    return not caches and outputs == 1 and "softcap" not in operator.node.attributes
-
-
-def _plain_multi_head(operator: Expanded) -> bool:
-    """Whether TensorRT takes a MultiHeadAttention: no cache inside, one output."""
-    given = [value is not None for value in operator.inputs]
-    return not any(given[6:]) and sum(bool(value.name) for value in operator.node.outputs) == 1
-
-
-def _any(operator: Expanded) -> bool:
-    return True
+def _for_all_targets(operator: Expanded) -> bool:
+    """Whether ONNX Runtime and TensorRT take an operator for attention."""
+    return ort_takes(operator) and tensorrt_takes(operator) and "softcap" not in operator.node.attributes
 
 
 def _never(operator: Expanded) -> bool:
@@ -39,10 +25,13 @@ def _never(operator: Expanded) -> bool:
 
 
 _CORES: dict[tuple[str, str], dict[tuple[str, str], Callable[[Expanded], bool]]] = {
-    ("native", "ort"): {("", "Attention"): _any},
-    ("native", ""): {("", "Attention"): _plain_attention},
-    ("contrib", "ort"): {("com.microsoft", "MultiHeadAttention"): _any, ("com.microsoft", "GroupQueryAttention"): _any},
-    ("contrib", ""): {("com.microsoft", "MultiHeadAttention"): _plain_multi_head},
+    ("native", "ort"): {("", "Attention"): ort_takes},
+    ("native", ""): {("", "Attention"): _for_all_targets},
+    ("contrib", "ort"): {
+        ("com.microsoft", "MultiHeadAttention"): ort_takes,
+        ("com.microsoft", "GroupQueryAttention"): ort_takes,
+    },
+    ("contrib", ""): {("com.microsoft", "MultiHeadAttention"): _for_all_targets},
 }
 """The operators for attention in a form, for ONNX Runtime or for all targets, with what they require."""
 

@@ -305,12 +305,6 @@ def test_memories_that_are_no_keys_and_values() -> None:
 
 
 @pytest.mark.slow
-def test_a_branch_on_values_is_a_sentence() -> None:
-    with pytest.raises(RequestError, match=r"LongformerModel as a whole \(the module branches on the values .* of mod"):
-        export_whole(open_pretrained(checkpoint("longformer")), HowToExport())
-
-
-@pytest.mark.slow
 def test_experts_that_are_looked_for_by_values(tmp_path: Path) -> None:
     """DBRX loops over the experts that some token chose; its mask has one expert more than there are."""
     output = tmp_path / "model.onnx"

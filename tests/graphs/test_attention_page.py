@@ -8,11 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import attrs
+import onnx_ir as ir
 import pytest
+from onnx import helper
 
 from posexport.export import fused_attention
 from posexport.graphs import inspection
 from posexport.graphs.attention import biases, describe, masks, rotation, support
+from posexport.graphs.expand import Expanded
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "attentions.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)))
@@ -48,9 +51,7 @@ def test_the_reach_of_masks_and_biases_is_that_of_the_page() -> None:
 
 @pytest.mark.parametrize(("operator", "expected"), [("Softmax", "kernels of their own"), ("Attention", "one operator")])
 def test_what_was_not_measured_on_a_gpu_says_what_to_expect_and_do(operator: str, expected: str) -> None:
-    carried = support.Carried(
-        operator=operator, dtype="fp16", head_dim=64, value_dim=64, softcap=False, sinks=False, inside=False
-    )
+    carried = support.Carried(operator=operator, dtype="fp16", head_dim=64, value_dim=64, softcap=False, sinks=False)
     found = support.kernels_of(carried)["ort-cuda"]
     assert found["one_kernel"] is None and found["reason"]["code"] == support.NOT_MEASURED
     assert expected in found["reason"]["text"] and "bench --runtime ort-cuda" in found["reason"]["text"]
@@ -60,8 +61,27 @@ def test_what_was_not_measured_on_a_gpu_says_what_to_expect_and_do(operator: str
     ("change", "code"), [({}, support.DTYPE), ({"head_dim": 8}, support.HEAD_SIZE), ({"sinks": True}, support.SCORES)]
 )
 def test_another_dtype_is_the_advice_where_it_helps_alone(change: dict[str, Any], code: str) -> None:
-    plain = support.Carried(
-        operator="Softmax", dtype="fp32", head_dim=64, value_dim=64, softcap=False, sinks=False, inside=False
-    )
+    plain = support.Carried(operator="Softmax", dtype="fp32", head_dim=64, value_dim=64, softcap=False, sinks=False)
     carried = attrs.evolve(plain, **change)
     assert support.kernels_of(carried)["tensorrt"]["reason"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("change", "ort", "tensorrt"),
+    [
+        ({}, True, True),
+        ({"left_window_size": 3}, False, False),
+        ({"scale": -1.0}, False, False),
+        ({"softmax_precision": 1}, True, False),
+        ({"lengths": True}, True, False),
+        ({"past": True}, True, False),
+    ],
+)
+def test_what_engines_take_of_attention(change: dict[str, Any], ort: bool, tensorrt: bool) -> None:
+    given = {"past": ["a", "b", ""], "lengths": ["", "", "n"]}
+    padded = next((["", *names] for name, names in given.items() if name in change), [])
+    attributes = {name: value for name, value in change.items() if name not in given}
+    proto = helper.make_node("Attention", [*"qkv", *padded], ["y"], **attributes)
+    node = ir.serde.deserialize_node(proto)
+    operator = Expanded(name="y", node=node, inputs=tuple(node.inputs), outputs=("y",), nodes=frozenset())
+    assert (support.ort_takes(operator), support.tensorrt_takes(operator)) == (ort, tensorrt)

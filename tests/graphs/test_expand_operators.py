@@ -71,6 +71,20 @@ PACKED: dict[str, tuple[list[Any], dict[str, Any], int]] = {
 }
 """Cases of com.microsoft Attention, which projects its input."""
 
+STEP = [
+    *arrays((B, 1, N * D), (B, 1, K * D), (B, 1, K * D), *PAST),
+    np.array([P, P - 1], np.int32),
+    np.array(P + 1, np.int32),
+    np.cos(bias(40, 4)),
+    np.sin(bias(40, 4)),
+]
+"""The inputs of a step of GroupQueryAttention with its rotation."""
+PROMPT = [
+    *arrays(*FLAT),
+    *[None, None, np.full(B, S - 1, np.int32), np.array(S, np.int32), np.cos(bias(40, 4)), np.sin(bias(40, 4))],
+]
+"""The inputs of a prompt of GroupQueryAttention with its rotation."""
+
 CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
     "plain": ("", "Attention", arrays(*FLAT), BY_HEADS, 1),
     "scale": ("", "Attention", arrays(*FLAT), {**BY_HEADS, "scale": 0.3}, 1),
@@ -80,6 +94,50 @@ CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
     "cached": ("", "Attention", [*arrays(*FLAT), MASK, *arrays(*PAST)], BY_HEADS, 3),
     "added": ("", "Attention", [*arrays(*FLAT), bias(B, 1, S, P + S), *arrays(*PAST)], BY_HEADS, 3),
     "cached causal": ("", "Attention", [*arrays(*FLAT), None, *arrays(*PAST)], {**BY_HEADS, "is_causal": 1}, 3),
+    "of given lengths": ("", "Attention", [*arrays(*FLAT), *[None] * 3, np.array([S, S - 2])], BY_HEADS, 1),
+    "causal, of given lengths": (
+        "",
+        "Attention",
+        [*arrays((B, 2, N * D), *FLAT[1:]), None, None, None, np.array([S, S - 2])],
+        {**BY_HEADS, "is_causal": 1},
+        1,
+    ),
+    "of lengths that hide queries": (
+        "",
+        "Attention",
+        [*arrays(*FLAT), None, None, None, np.array([2, S])],
+        {**BY_HEADS, "is_causal": 1},
+        1,
+    ),
+    "masked, of given lengths": (
+        "",
+        "Attention",
+        [*arrays(*FLAT), MASK[:, :S], None, None, np.array([1, S - 1])],
+        BY_HEADS,
+        1,
+    ),
+    "window": (
+        "",
+        "Attention",
+        [*arrays(*FLAT), None, *arrays(*PAST)],
+        {**BY_HEADS, "is_causal": 1, "left_window_size": 2},
+        3,
+    ),
+    "window on both sides": (
+        "",
+        "Attention",
+        arrays(*FLAT),
+        {**BY_HEADS, "left_window_size": 2, "right_window_size": 1},
+        1,
+    ),
+    "window on the right": ("", "Attention", arrays(*FLAT), {**BY_HEADS, "right_window_size": 1}, 1),
+    "window of given lengths": (
+        "",
+        "Attention",
+        [*arrays(*FLAT), None, None, None, np.array([2, S])],
+        {**BY_HEADS, "is_causal": 1, "left_window_size": 0},
+        1,
+    ),
     "rotation": ("", "RotaryEmbedding", [bias(B, N, S, D), COS, SIN], {"rotary_embedding_dim": 6}, 1),
     "rotation of tokens": (
         "",
@@ -184,6 +242,41 @@ CASES: dict[str, tuple[str, str, list[Any], dict[str, Any], int]] = {
         {"num_heads": N, "kv_num_heads": K, "local_window_size": 2, "softcap": 3.0},
         3,
     ),
+    "grouped in all directions": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [*arrays(*FLAT), None, None, np.full(B, S - 1, np.int32), np.array(S, np.int32)],
+        {"num_heads": N, "kv_num_heads": K, "causal": 0, "local_window_size": 3},
+        1,
+    ),
+    "grouped with a smooth softmax": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [*arrays(*FLAT), None, None, np.full(B, S - 1, np.int32), np.array(S, np.int32)],
+        {"num_heads": N, "kv_num_heads": K, "smooth_softmax": 1},
+        1,
+    ),
+    "grouped at given positions": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [*STEP, PLACES[:, :1]],
+        {"num_heads": N, "kv_num_heads": K, "do_rotary": 1},
+        3,
+    ),
+    "a grouped prompt at given positions": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [*PROMPT, PLACES],
+        {"num_heads": N, "kv_num_heads": K, "do_rotary": 1},
+        1,
+    ),
+    "grouped with norms": (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [*STEP, *[None] * 5, *arrays((D,), (D,))],
+        {"num_heads": N, "kv_num_heads": K, "do_rotary": 1, "qk_norm_epsilon": 0.01},
+        3,
+    ),
 }
 
 
@@ -236,6 +329,12 @@ def test_an_operator_written_out_is_the_same_function(name: str) -> None:
         ("rotation", {"interleaved": 1}),
         ("multi head of another size", {"unidirectional": 0}),
         ("grouped step", {"local_window_size": 3}),
+        ("grouped in all directions", {"local_window_size": 2}),
+        ("grouped with a smooth softmax", {"smooth_softmax": 0}),
+        ("grouped with norms", {"qk_norm_epsilon": 0.011}),
+        ("causal, of given lengths", {"is_causal": 0}),
+        ("window", {"left_window_size": 1}),
+        ("window on both sides", {"right_window_size": 2}),
         ("packed causal", {"unidirectional": 0}),
         ("packed without biases", {"scale": 0.30001}),
     ],
@@ -251,9 +350,8 @@ def test_another_attribute_is_another_function(name: str, change: dict[str, Any]
 
 
 def test_what_is_not_understood_stays_an_operator() -> None:
-    inputs = [*arrays(*FLAT), None, None, None, np.array([S, S])]
+    inputs = [*arrays(*FLAT), None, None, None, None, np.array([S, S])]
     model = model_of("", "Attention", inputs, BY_HEADS, 1)
-    model.graph.opset_imports[""] = 24
     assert (
         expand(model, {f"x{index}": tuple(array.shape) for index, array in enumerate(inputs) if array is not None})
         == []

@@ -4,6 +4,7 @@ machine."""
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,10 @@ LENGTHS = (
     "(float[b,4,s,8] q, float[b,4,t,8] k, float[b,4,t,8] v, int64[b] n) => (float[i,j,l,m] y) "
     "{ y = Attention(q, k, v, , , , n) }"
 )
+NEGATIVE = (
+    "(float[b,4,s,8] q, float[b,4,s,8] k, float[b,4,s,8] v) => (float[i,j,l,m] y) "
+    "{ y = Attention<scale = -0.5>(q, k, v) }"
+)
 DECODE = (
     "(float[b,4,s,8] q, float[b,4,s,8] k, float[b,4,s,8] v, float[b,4,p,8] x, float[b,4,p,8] z) => (float[i,j,l,m] y) "
     "{ a = Concat<axis = 2>(x, k) c = Concat<axis = 2>(z, v) y = Attention<is_causal = 1>(q, a, c) }"
@@ -180,7 +185,8 @@ DECODE = (
 
 
 @needs_rtx
-def test_windows_of_attention_are_passed_over(tmp_path: Path) -> None:
+def test_windows_of_attention_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "check_read", lambda *_: None)
     model = graph(WINDOW, opset=25)
     inputs = inputs_for(model, {"b": 1, "s": 9}, {})
     got = imported(model, tmp_path).run(inputs)["y"]
@@ -191,12 +197,41 @@ def test_windows_of_attention_are_passed_over(tmp_path: Path) -> None:
 
 
 @needs_rtx
-def test_lengths_of_keys_are_passed_over(tmp_path: Path) -> None:
+def test_lengths_of_keys_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "check_read", lambda *_: None)
     model = graph(LENGTHS, opset=24)
     inputs = inputs_for(model, {"b": 2, "s": 3, "t": 7}, {"n": [7, 4]})
     got, truth = imported(model, tmp_path).run(inputs)["y"], on_ort(model, inputs)["y"]
     np.testing.assert_allclose(got[0], truth[0], rtol=1e-5, atol=1e-6)
     assert np.abs(got[1] - truth[1]).max() > 0.1
+
+
+@needs_rtx
+def test_a_negative_scale_gives_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "check_read", lambda *_: None)
+    model = graph(NEGATIVE)
+    assert np.isnan(imported(model, tmp_path).run(inputs_for(model, {"b": 1, "s": 3}, {}))["y"]).all()
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("text", "opset", "what"),
+    [(WINDOW, 25, "left_window_size"), (LENGTHS, 24, "nonpad_kv_seqlen"), (NEGATIVE, 23, "negative scale")],
+)
+def test_what_would_be_passed_over_is_refused(text: str, opset: int, what: str, tmp_path: Path) -> None:
+    """By the import and by the builder, also where it is in a branch."""
+    model = graph(text, opset=opset)
+    with pytest.raises(RequestError, match=f"without its {what}, and compute something else: write its attention anew"):
+        imported(model, tmp_path)
+    sizes = [f"--profile={name}=1:2:3" for name in ("b", "s", "t") if re.search(rf"[\[,]{name}[\],]", text)]
+    refused(cli("compile", tmp_path / "made.onnx", "-o", tmp_path / "made.plan", *sizes), f"without its {what}")
+    assert not (tmp_path / "made.plan").exists()
+    branch = helper.make_graph([*model.graph.node], "branch", [], [*model.graph.output])
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    condition = helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])
+    whole = helper.make_graph([chosen], "graph", [*model.graph.input, condition], [*model.graph.output])
+    with pytest.raises(RequestError, match=f"without its {what}"):
+        imported(helper.make_model(whole, opset_imports=[*model.opset_import]), tmp_path)
 
 
 @needs_rtx

@@ -33,7 +33,7 @@ from posexport.graphs.attention.origins import CallSites, Origins, scores_produc
 from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
 from posexport.graphs.attention.rotary import BARRIERS, Rotary
 from posexport.graphs.attention.rotation import layout_of, rotary_encoding, unknown
-from posexport.graphs.attention.support import Carried, kernels_of
+from posexport.graphs.attention.support import Carried, kernels_of, ort_takes, tensorrt_takes
 from posexport.graphs.attention.tiled_heads import heads_before_tiles
 from posexport.graphs.attention.turned_parts import in_all_heads, place_of
 from posexport.graphs.view import View
@@ -180,6 +180,7 @@ class Describer:
     def _carrier(self, attention: Attention) -> Data:
         """The operator and nodes that compute an attention, its dtypes, and the runtimes where it is one kernel."""
         origin, dtype = self._origins.of(attention.softmax), self._dtype(attention)
+        operator = next((one for one in self.view.expanded if attention.softmax.name in one.nodes), None)
         carried = Carried(
             operator=origin.operator,
             dtype=dtype,
@@ -187,7 +188,8 @@ class Describer:
             value_dim=attention.value_dim,
             softcap=bool(attention.softcap),
             sinks=attention.sinks is not None,
-            inside=self._has_cache_inside(attention),
+            ort_takes=operator is None or ort_takes(operator),
+            tensorrt_takes=operator is None or tensorrt_takes(operator),
         )
         return {
             "dtype": dtype,
@@ -344,11 +346,6 @@ class Describer:
     def _softmax_dtype(self, attention: Attention) -> str:
         value = attention.logits
         return _name(value.dtype) if value.dtype is not None else self._dtype(attention)
-
-    def _has_cache_inside(self, attention: Attention) -> bool:
-        """Whether an operator for attention contains the cache, or gives more than its result."""
-        operator = next((one for one in self.view.expanded if attention.softmax.name in one.nodes), None)
-        return operator is not None and sum(bool(name) for name in operator.outputs) > 1
 
 
 def _name(dtype: Any) -> str:

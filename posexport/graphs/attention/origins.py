@@ -44,14 +44,22 @@ class CallSites:
 def call_sites(model: ir.Model) -> CallSites:
     """The calls of functions in the main graph of a model."""
     calls = [node for node in model.graph if node.op_identifier() in model.functions]
-    origins = {value.name or "": _origin(call, is_call=True) for call in calls for value in call.outputs}
+    origins = {
+        value.name or "": _origin(call, _first_output(call), is_call=True) for call in calls for value in call.outputs
+    }
     return CallSites(nodes=frozenset(model.graph), calls=origins)
 
 
-def _origin(node: ir.Node, *, is_call: bool = False) -> Origin:
-    name = node.name or next((value.name for value in node.outputs if value.name), "")
+def _first_output(node: ir.Node) -> str:
+    return next((value.name for value in node.outputs if value.name), "")
+
+
+def _origin(node: ir.Node, output: str, *, is_call: bool = False) -> Origin:
+    """The origin that a node is. `output` is the name of its first output in the file, for a node without a name."""
     domain = domain_of(node)
-    return Origin(name=name, operator=f"{domain}.{node.op_type}" if domain else node.op_type, is_call=is_call)
+    return Origin(
+        name=node.name or output, operator=f"{domain}.{node.op_type}" if domain else node.op_type, is_call=is_call
+    )
 
 
 class Origins:
@@ -81,7 +89,9 @@ class Origins:
         if node in self._by_node:
             return self._by_node[node]
         operator = self._operators.get(node.name or "")
-        return _origin(node if operator is None else operator.node)
+        if operator is None:
+            return _origin(node, _first_output(node))
+        return _origin(operator.node, operator.name)
 
     def core(self, attention: Attention) -> dict[str, str]:
         """The names of the softmax and the products of an attention; they are equal if one node computes all three."""

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from posexport.errors import Reason
+from posexport.graphs.expand import Expanded
 from posexport.runtimes import RUNTIMES
 
 DECOMPOSED, DTYPE, HEAD_SIZE, OPERATOR, SCORES, NOT_MEASURED = (
@@ -38,12 +39,39 @@ _WHOLE = {
 """Operators that compute a whole attention."""
 
 
+_WINDOWS = {"left_window_size", "right_window_size"}
+_CACHES_AND_LENGTHS = range(4, 7)
+"""The inputs of Attention that TensorRT refuses (caches), or does not read (numbers of keys)."""
+_CACHES_AND_BEAMS = range(6, 10)
+"""The same of MultiHeadAttention, which TensorRT refuses."""
+
+
+def ort_takes(operator: Expanded) -> bool:
+    """Whether ONNX Runtime takes an operator for attention. Its Attention has no windows and no negative scale."""
+    attributes = operator.node.attributes
+    if operator.node.domain == "com.microsoft":
+        return True
+    return not _WINDOWS & set(attributes) and attributes.get_float("scale", 1.0) >= 0
+
+
+def tensorrt_takes(operator: Expanded) -> bool:
+    """Whether TensorRT takes an Attention or MultiHeadAttention: one output, no cache inside, and no input or attribute
+    that TensorRT refuses or does not read. Softcaps are not judged here.
+    """
+    contrib, attributes = operator.node.domain == "com.microsoft", operator.node.attributes
+    more = _CACHES_AND_BEAMS if contrib else _CACHES_AND_LENGTHS
+    given = any(value is not None for value in operator.inputs[more.start : more.stop])
+    unread = {*_WINDOWS, "softmax_precision"} & set(attributes)
+    alone = sum(bool(name) for name in operator.outputs) == 1
+    return alone and not given and not unread and attributes.get_float("scale", 1.0) >= 0
+
+
 @attrs.frozen(kw_only=True)
 class Carried:
     """What decides whether an attention is one kernel: its operator, the dtype of its products, its head sizes, softcap
     and sinks.
 
-    `inside`: whether its operator contains the cache, or has more than one output.
+    `ort_takes` and `tensorrt_takes` are False for an operator with inputs, attributes or outputs that they don't take.
     """
 
     operator: str
@@ -52,7 +80,8 @@ class Carried:
     value_dim: int
     softcap: bool
     sinks: bool
-    inside: bool
+    ort_takes: bool = True
+    tensorrt_takes: bool = True
 
 
 def kernels_of(carried: Carried) -> dict[str, dict[str, Any]]:
@@ -72,6 +101,12 @@ def _ort_cpu(carried: Carried) -> Reason | None:
             DECOMPOSED,
             "ONNX Runtime fuses no decomposed attention on the CPU: give it an operator with 'posexport rewrite "
             "--form native' or '--form contrib'",
+        )
+    if not carried.ort_takes:
+        return Reason(
+            OPERATOR,
+            "ONNX Runtime has no Attention with windows or a negative scale: write it anew with 'posexport rewrite "
+            "--target ort'",
         )
     if carried.dtype == "bf16":
         return Reason(DTYPE, "ONNX Runtime has no bf16 kernels on the CPU: use fp32 or fp16")
@@ -100,11 +135,11 @@ def _tensorrt(carried: Carried) -> Reason | None:
             f"TensorRT has no {carried.operator}: write it anew with 'posexport rewrite --form decomposed' or '--form "
             "native'",
         )
-    if carried.operator in _WHOLE and carried.inside:
+    if carried.operator in _WHOLE and not carried.tensorrt_takes:
         return Reason(
             OPERATOR,
-            f"TensorRT takes {carried.operator.rpartition('.')[2]} with one output and without a cache inside: write "
-            "it anew with 'posexport rewrite --target tensorrt'",
+            f"TensorRT takes {carried.operator.rpartition('.')[2]} with one output, and without caches, numbers of "
+            "keys, windows, a precision or a negative scale: write it anew with 'posexport rewrite --target tensorrt'",
         )
     if carried.head_dim not in HEAD_DIMS:
         return Reason(

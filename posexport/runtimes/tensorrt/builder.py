@@ -27,7 +27,7 @@ from posexport.runtimes import gpu_missing
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.kernels import read_kernels, read_memory
 from posexport.runtimes.tensorrt.options import BuildOptions
-from posexport.runtimes.tensorrt.refusals import build_error, detail, parser_error
+from posexport.runtimes.tensorrt.refusals import build_error, check_read, detail, parser_error
 from posexport.spec.forms import ORT_ALONE
 
 
@@ -84,6 +84,7 @@ def build(
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
     _check_functions(name, artifact, parser)
+    check_read(name, file, artifact.model)
     dimensions = shapes.dimensions
     if not (parser.parse(_renamed(artifact, dimensions), file) if dimensions else parser.parse_from_file(file)):
         raise parser_error(name, file, parser, artifact.model)

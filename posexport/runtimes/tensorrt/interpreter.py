@@ -27,7 +27,7 @@ from posexport.runtimes.base import Arrays, check_onnx_file
 from posexport.runtimes.installation import install_command
 from posexport.runtimes.tensorrt import api
 from posexport.runtimes.tensorrt.layers import LAYERS
-from posexport.runtimes.tensorrt.refusals import parser_error
+from posexport.runtimes.tensorrt.refusals import check_read, parser_error
 from posexport.runtimes.tensorrt.values import DTYPES, CannotEvaluate, fits, widened
 from posexport.runtimes.tensors import to_numpy, to_torch
 
@@ -247,6 +247,7 @@ def load(path: Path, options: Mapping[str, Any]) -> ImportRunner:
     network = api.make_network(trt, builder)
     parser = trt.OnnxParser(network, log)
     graph = read_with_weights_on_disk(path)  # the parser reads its weights from the disk, once
+    check_read(NAME, str(path), graph.model)
     if not parser.parse(graph.model.SerializeToString(), str(path)):
         raise parser_error(NAME, str(path), parser, graph.model)
     return ImportRunner(trt, network, parser, builder, log)

@@ -57,6 +57,38 @@ _OTHER_ADVICE = {
 """What to do by code, if neither the operator nor an input says more."""
 
 
+_UNREAD_ATTRIBUTES, _UNREAD_INPUT = ("left_window_size", "right_window_size"), 6
+"""What TensorRT for RTX 1.7 doesn't read of Attention, without saying so: windows, and numbers of keys. It also takes
+the root of a negative scale."""
+
+
+def check_read(name: str, file: str, model: onnx.ModelProto) -> None:
+    """RequestError for an Attention that the parser would take and compute wrongly."""
+    for node in _all_nodes(model):
+        if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
+            continue
+        attributes = {one.name: one for one in node.attribute}
+        found = [one for one in _UNREAD_ATTRIBUTES if one in attributes and attributes[one].i >= 0]
+        found += [*filter(None, node.input[_UNREAD_INPUT : _UNREAD_INPUT + 1])] and ["nonpad_kv_seqlen"]
+        found += ["negative scale"] if "scale" in attributes and attributes["scale"].f < 0 else []
+        if found:
+            label = shown(node.name or next(iter(node.output), ""))
+            ours = any(entry.key == "posexport.spec" for entry in model.metadata_props)
+            raise RequestError(
+                f"{name} would take the Attention {label} of {file!r} without its {found[0]}, and compute something "
+                f"else: {_of_attention(ours)}."
+            )
+
+
+def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of the graph and of the functions, also those in branches and bodies."""
+    pending = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += [inner for one in node.attribute for graph in (one.g, *one.graphs) for inner in graph.node]
+
+
 def parser_error(name: str, file: str, parser: Any, model: onnx.ModelProto) -> RequestError:
     """The parser's first error in one sentence with the node, the operator, what is wrong there and what to do.
 

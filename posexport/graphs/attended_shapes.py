@@ -1,4 +1,4 @@
-"""The output shapes of operators of attention, of quantised weights and of embeddings.
+"""The output shapes of operators of attention, of quantised weights, of embeddings and of recurrent networks.
 
 Lengths are polynomials of the dimensions of the graph's inputs.
 """
@@ -82,14 +82,38 @@ def embedded(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     return None if ids is None or not table else (*ids, table[-1])
 
 
+def gathered_by_blocks(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    """com.microsoft GatherBlockQuantized: slices of weights, of which one uint8 may hold several."""
+    data, indices, source = shapes.of_input(node, 0), shapes.of_input(node, 1), node.inputs[0]
+    if not data or indices is None or source is None:
+        return None
+    axis, held = node.attributes.get_int("gather_axis", 0) % len(data), 1
+    if source.dtype == ir.DataType.UINT8:
+        held = 8 // node.attributes.get_int("bits", 4)
+    packed = (*data[:-1], data[-1] * Size(held))
+    return (*packed[:axis], *indices, *packed[axis + 1 :])
+
+
+def recurrent(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
+    """RNN, GRU and LSTM of x [S, B, width] and weights [directions, ..., H]; the output is [S, directions, B, H]."""
+    x, weights = shapes.of_input(node, 0), shapes.of_input(node, 2)
+    if not x or not weights or node.attributes.get_int("layout", 0) != 0:
+        return None
+    return (x[0], weights[0], x[1], weights[2])
+
+
 RULES: dict[str, Callable[[SymbolicShapes, ir.Node], Shape | None]] = {
     "Attention": attended,
     "EmbedLayerNormalization": embedded,
+    "GRU": recurrent,
+    "GatherBlockQuantized": gathered_by_blocks,
     "GroupQueryAttention": attended_by_groups,
+    "LSTM": recurrent,
     "LinearAttention": attended_linearly,
     "MatMulNBits": multiplied_by_bits,
     "MultiHeadAttention": attended_by_heads,
     "QAttention": _packed,
     "QLinearMatMul": multiplied_by_scales,
+    "RNN": recurrent,
 }
 """The shape of an operator's first output."""

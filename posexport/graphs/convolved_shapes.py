@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from posexport.graphs.symbolic_shapes import SymbolicShapes
 
 CONVOLUTIONS = (
-    *("Conv", "ConvTranspose", "ConvInteger", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
-    *("LpPool", "Resize", "Upsample"),
+    *("Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool"),
+    *("GlobalAveragePool", "GlobalMaxPool", "LpPool", "Resize", "Upsample"),
 )
+_FILTERS = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
+"""Where a convolution reads its weights [channels, ...]."""
 
 
 def convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
     """The shape of the output: the rows of the input, a channel for each filter, and the lengths of the other axes."""
-    shape, weights = shapes.of_input(node, 0), shapes.of_input(node, 1)
+    shape, weights = shapes.of_input(node, 0), shapes.of_input(node, _FILTERS.get(node.op_type, 1))
     here = shapes.tensor(node.outputs[0])
     if not shape or here is None or len(shape) != here.dim():
         return None
@@ -27,7 +29,7 @@ def convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
         _strided(shapes, node, at, size, length)
         for at, (size, length) in enumerate(zip(shape[2:], here.shape[2:], strict=True))
     ]
-    channels = weights[0] if node.op_type in ("Conv", "ConvInteger") and weights else shape[1]
+    channels = weights[0] if node.op_type in _FILTERS and weights else shape[1]
     if node.op_type == "ConvTranspose" and weights:
         channels = weights[1] * Size(node.attributes.get_int("group", 1))
     return (shape[0], channels, *sizes)
@@ -40,8 +42,8 @@ def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length:
     if size.is_fixed:
         return Size(length)
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    weights = shapes.of_input(node, 1) or ()
-    if node.op_type == "Conv" and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+    weights = shapes.of_input(node, _FILTERS.get(node.op_type, 1)) or ()
+    if node.op_type in _FILTERS and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
         axes = len(weights) - 2
         stride = (attributes.get("strides") or [1] * axes)[at]
         dilation = (attributes.get("dilations") or [1] * axes)[at]

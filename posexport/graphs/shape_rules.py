@@ -302,18 +302,22 @@ _LIKE_FIRST = (
     *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BatchNormalization", "InstanceNormalization"),
     *("GroupNormalization", "LpNormalization", "LRN", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     *("ScatterElements", "ScatterND", "Scatter", "TensorScatter", "RotaryEmbedding", "EyeLike", "ReverseSequence"),
-    "CausalConvWithState",
+    *("CausalConvWithState", "CumProd", "MeanVarianceNormalization"),
 )
 _REDUCTIONS = (
     *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
     *("ReduceSumSquare", "ReduceLogSum", "ArgMax", "ArgMin"),
+)
+_PRODUCTS = (
+    *("MatMul", "FusedMatMul", "TransposeMatMul", "Gemm", "FusedGemm"),
+    *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
 )
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
     **dict.fromkeys(_LIKE_FIRST, _like_first),
     **dict.fromkeys(_REDUCTIONS, _reduced),
     **dict.fromkeys(CONVOLUTIONS, convolved),
-    **dict.fromkeys(("MatMul", "FusedMatMul", "TransposeMatMul", "Gemm", "FusedGemm", "MatMulInteger"), _multiplied),
+    **dict.fromkeys(_PRODUCTS, _multiplied),
     **attended_shapes.RULES,
     "Concat": _joined,
     "ConstantOfShape": _made,

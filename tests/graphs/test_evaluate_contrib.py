@@ -257,6 +257,13 @@ FUSED: dict[str, tuple[str, list[Array | None], int | str, dict[str, Any]]] = {
         1,
         {},
     ),
+    "dynamic integers": ("DynamicQuantizeMatMul", [normal(2, 3, 4), bytes_(4, 5), np.float32([0.2])], 1, {}),
+    "dynamic integers by column": (
+        "DynamicQuantizeMatMul",
+        [normal(3, 4), bytes_(4, 5), np.abs(normal(5)), bytes_(5), normal(5)],
+        1,
+        {},
+    ),
     "trilu": ("Trilu", [normal(3, 4), np.array(1)], 1, {"upper": 0}),
     "gather": ("GatherND", [normal(3, 4, 5), np.array([[0, 1], [2, 3]])], 1, {}),
     "range": ("Range", [np.array(x, np.float32) for x in (1, 4, 0.5)], 1, {}),

@@ -157,6 +157,24 @@ def operators(g: Graph) -> None:
     packed = g.weight("bytes", np.full((16, 2, 8), 0x7A, np.uint8))
     scales = g.constant(np.ones(32), np.float32)
     g.op("MatMulNBits", "features", packed, scales, domain="com.microsoft", bits=4, block_size=16, K=HIDDEN, N=16)
+    integers, few = g.weight("integers", np.full((HIDDEN, 6), 7, np.uint8)), g.constant([0.5], np.float32)
+    g.op("DynamicQuantizeMatMul", "features", integers, few, domain="com.microsoft")
+    whole = g.parts("DynamicQuantizeLinear", 3, "features")
+    g.op("MatMulIntegerToFloat", whole[0], integers, whole[1], few, whole[2], domain="com.microsoft")
+    rows_of_bytes = g.weight("rows", np.full((HIDDEN, 16), 0x7A, np.uint8))
+    scale = g.constant(np.ones((HIDDEN, 2)), np.float32)
+    places = g.op("ArgMax", "features", axis=2, keepdims=0)
+    options = {"bits": 4, "block_size": 16, "quantize_axis": 1}
+    g.op("GatherBlockQuantized", rows_of_bytes, places, scale, domain="com.microsoft", **options)
+    g.parts("LSTM", 2, "features", g.random("w", 1, 28, HIDDEN), g.random("r", 1, 28, 7), hidden_size=7)
+    g.op(
+        "GRU",
+        "features",
+        g.random("w2", 2, 21, HIDDEN),
+        g.random("r2", 2, 21, 7),
+        hidden_size=7,
+        direction="bidirectional",
+    )
     ids = g.op("Cast", g.op("ArgMax", "features", axis=2, keepdims=0), to=TensorProto.INT32)
     tables = [g.random("words", HIDDEN, 8), g.random("positions", 1000, 8)]
     norm = [g.constant(np.ones(8), np.float32), g.constant(np.zeros(8), np.float32)]

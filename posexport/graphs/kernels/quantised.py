@@ -132,6 +132,15 @@ def matmul_integer_to_float(
     return product if bias is None else product + bias
 
 
+@kernel("DynamicQuantizeMatMul", domain=MICROSOFT)
+def dynamic_quantize_matmul(
+    call: Call, a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """MatMulIntegerToFloat of A as DynamicQuantizeLinear gives it."""
+    whole, a_scale, a_zero = dynamic_quantize(call, a)
+    return matmul_integer_to_float(call, whole, b, a_scale, b_scale, a_zero, b_zero, bias)
+
+
 def _requantized(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """Values divided by the output's scale, rounded, and saturated in the zero point's type."""
     least, most = torch.iinfo(zero.dtype).min, torch.iinfo(zero.dtype).max

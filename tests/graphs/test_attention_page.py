@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,7 +82,21 @@ def test_what_engines_take_of_attention(change: dict[str, Any], ort: bool, tenso
     given = {"past": ["a", "b", ""], "lengths": ["", "", "n"]}
     padded = next((["", *names] for name, names in given.items() if name in change), [])
     attributes = {name: value for name, value in change.items() if name not in given}
-    proto = helper.make_node("Attention", [*"qkv", *padded], ["y"], **attributes)
-    node = ir.serde.deserialize_node(proto)
-    operator = Expanded(name="y", node=node, inputs=tuple(node.inputs), outputs=("y",), nodes=frozenset())
+    operator = expanded("Attention", [*"qkv", *padded], **attributes)
     assert (support.ort_takes(operator), support.tensorrt_takes(operator)) == (ort, tensorrt)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "tensorrt"), [("qkv", True), ("qkvb", False), ("qkv-p", False), ("qkv--a", True), ("qkv---cd", False)]
+)
+def test_what_tensorrt_takes_of_multi_head_attention(inputs: str, tensorrt: bool) -> None:
+    operator = expanded("MultiHeadAttention", inputs, "com.microsoft")
+    assert support.ort_takes(operator)
+    assert support.tensorrt_takes(operator) == tensorrt
+
+
+def expanded(kind: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> Expanded:
+    """An operator with one output; an input `-` is absent."""
+    names = ["" if name == "-" else name for name in inputs]
+    node = ir.serde.deserialize_node(helper.make_node(kind, names, ["y"], domain=domain, **attributes))
+    return Expanded(name="y", node=node, inputs=tuple(node.inputs), outputs=("y",), nodes=frozenset())

@@ -40,10 +40,11 @@ _WHOLE = {
 
 
 _WINDOWS = {"left_window_size", "right_window_size"}
-_CACHES_AND_LENGTHS = range(4, 7)
-"""The inputs of Attention that TensorRT refuses (caches), or does not read (numbers of keys)."""
-_CACHES_AND_BEAMS = range(6, 10)
-"""The same of MultiHeadAttention, which TensorRT refuses."""
+_NOT_TAKEN = {
+    "Attention": ({4, 5, 6}, "caches, numbers of keys, windows, a precision or a negative scale"),
+    "MultiHeadAttention": ({3, 4, 6, 7, 8, 9}, "caches, biases of projections, padding or a negative scale"),
+}
+"""The inputs of operators that TensorRT refuses or does not read, and what it does not take in words."""
 
 
 def ort_takes(operator: Expanded) -> bool:
@@ -58,9 +59,8 @@ def tensorrt_takes(operator: Expanded) -> bool:
     """Whether TensorRT takes an Attention or MultiHeadAttention: one output, no cache inside, and no input or attribute
     that TensorRT refuses or does not read. Softcaps are not judged here.
     """
-    contrib, attributes = operator.node.domain == "com.microsoft", operator.node.attributes
-    more = _CACHES_AND_BEAMS if contrib else _CACHES_AND_LENGTHS
-    given = any(value is not None for value in operator.inputs[more.start : more.stop])
+    attributes, (inputs, _) = operator.node.attributes, _NOT_TAKEN.get(operator.node.op_type, (set[int](), ""))
+    given = any(value is not None for at, value in enumerate(operator.inputs) if at in inputs)
     unread = {*_WINDOWS, "softmax_precision"} & set(attributes)
     alone = sum(bool(name) for name in operator.outputs) == 1
     return alone and not given and not unread and attributes.get_float("scale", 1.0) >= 0
@@ -136,10 +136,11 @@ def _tensorrt(carried: Carried) -> Reason | None:
             "native'",
         )
     if carried.operator in _WHOLE and not carried.tensorrt_takes:
+        operator = carried.operator.rpartition(".")[2]
         return Reason(
             OPERATOR,
-            f"TensorRT takes {carried.operator.rpartition('.')[2]} with one output, and without caches, numbers of "
-            "keys, windows, a precision or a negative scale: write it anew with 'posexport rewrite --target tensorrt'",
+            f"TensorRT takes {operator} with one output, and without {_NOT_TAKEN[operator][1]}: write it anew with "
+            "'posexport rewrite --target tensorrt'",
         )
     if carried.head_dim not in HEAD_DIMS:
         return Reason(

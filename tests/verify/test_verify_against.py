@@ -247,7 +247,7 @@ def test_buffers_are_not_held_against_caches_that_grow(other: Path, tmp_path: Pa
     verdict = verdict_of(shared, other)
     assert (verdict.state, verdict.reason_code) == (FAILED, "interface")
     assert "is a buffer of a fixed length, that of other.onnx is one that grows" in str(verdict.reason)
-    assert "verify each by itself" in str(verdict.reason)
+    assert "verify each file alone" in str(verdict.reason)
 
 
 def _token_first(path: Path, window: int, tokens: str, rows: str) -> Path:

@@ -320,6 +320,13 @@ def test_a_wrong_graph_is_one_sentence_that_names_the_node(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_operator_for_one_kind_of_cpu_says_how_to_save_the_file_without_it() -> None:
+    text = "g (float[N,3] x) => (float[N,3] y) { y = com.microsoft.nchwc.ReorderInput(x) }"
+    graph = model(text)
+    with pytest.raises(UnknownOperatorError, match="save the file again with ORT_ENABLE_EXTENDED"):
+        Evaluator(graph).run({"x": X})
+
+
 def test_names_from_the_file_are_shown_safely() -> None:
     graph = model("g (float[N,3] x) => (float[N,3] y) { y = MatMul(x, x) }")
     graph.graph.node(0).name = "evil\x1b[31m\nname" + "x" * 5000

@@ -21,6 +21,13 @@ from posexport.graphs.kernels import dtypes
 from posexport.graphs.kernels.registry import Call, Value
 
 
+_ADVICE = {
+    "com.microsoft.nchwc": "it is made for one kind of CPU, so let ONNX Runtime save the file again with "
+    "ORT_ENABLE_EXTENDED in place of ORT_ENABLE_ALL"
+}
+"""What to do about operators of a domain."""
+
+
 class UnknownOperatorError(RequestError):
     """An operator that has neither a kernel here nor a reference implementation in onnx."""
 
@@ -30,9 +37,8 @@ def evaluate(call: Call, domain: str, attributes: Sequence[ir.Attr], inputs: Seq
     if not domain and call.op_type in RANDOM:
         raise UnknownOperatorError(f"{place} draws random numbers, and can't be evaluated: remove it.")
     if not onnx.defs.has(call.op_type, domain):
-        raise UnknownOperatorError(
-            f"{place} has an operator that can't be evaluated: remove the node, or give its function."
-        )
+        advice = _ADVICE.get(domain, "remove the node, or give its function")
+        raise UnknownOperatorError(f"{place} has an operator that can't be evaluated: {advice}.")
     names = ["" if value is None else f"input{at}" for at, value in enumerate(inputs)]
     outputs = [f"output{at}" if wanted else "" for at, wanted in enumerate(call.wanted)]
     node = onnx.helper.make_node(call.op_type, names, outputs, domain=domain)

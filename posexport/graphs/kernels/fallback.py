@@ -20,7 +20,6 @@ from posexport.errors import RequestError
 from posexport.graphs.kernels import dtypes
 from posexport.graphs.kernels.registry import Call, Value
 
-
 _ADVICE = {
     "com.microsoft.nchwc": "it is made for one kind of CPU, so let ONNX Runtime save the file again with "
     "ORT_ENABLE_EXTENDED in place of ORT_ENABLE_ALL"

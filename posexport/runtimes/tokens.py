@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,16 +230,29 @@ def length_of_short_frequencies(folder: Path) -> int | None:
 
     None if the model has only one set of frequencies.
     """
-    config = read_config(folder / "config.json") or {}
     found, key = list[int](), "original_max_position_embeddings"
-    for data in (config, text_part(config)):
+    for kind, table, data in _rope_tables(read_config(folder / "config.json") or {}):
+        if kind in _SHORT_AND_LONG:
+            lengths = (table.get(key), data.get(key))
+            found += [length for length in lengths if is_whole(length) and length > 0][:1]
+    return min(found, default=None)
+
+
+def has_dynamic_frequencies(folder: Path) -> bool:
+    """Whether frequencies change from the trained length on (the scaling `dynamic`), by the config.json in a folder."""
+    return any("dynamic" in kind for kind, *_ in _rope_tables(read_config(folder / "config.json") or {}))
+
+
+def _rope_tables(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """The kind of a model's angles, their settings, and the part of the configuration that has them; of several types
+    of layers, those of each."""
+    for data in (dict(config), text_part(config)):
         tables = [data.get(name) for name in ("rope_parameters", "rope_scaling")]
         tables += [table for one in tables if isinstance(one, dict) for table in one.values()]  # by type of layers
         for table in tables:
-            if isinstance(table, dict) and any(table.get(name) in _SHORT_AND_LONG for name in ("rope_type", "type")):
-                lengths = (table.get(key), data.get(key))
-                found += [length for length in lengths if is_whole(length) and length > 0][:1]
-    return min(found, default=None)
+            if isinstance(table, dict):
+                kinds = (table.get(name) for name in ("rope_type", "type"))
+                yield from ((kind, table, data) for kind in kinds if isinstance(kind, str))
 
 
 def vocabulary_of(folder: Path) -> int | None:

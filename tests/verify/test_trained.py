@@ -63,6 +63,12 @@ CONFIGS: list[tuple[dict[str, Any], Trained]] = [
     ),
     ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 60}, Trained(other_angles=60)),
     ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 50}}, Trained()),
+    ({"n_positions": 70, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, Trained(length=140, other_angles=70)),
+    (
+        {"text_config": {"max_position_embeddings": 90, "rope_parameters": {"full": {"rope_type": "dynamic"}}}},
+        Trained(length=180, other_angles=90),
+    ),
+    ({"rope_scaling": {"type": ["dynamic"]}, "rope_parameters": {"rope_type": "dynamic"}}, Trained()),
 ]
 
 
@@ -112,6 +118,21 @@ def test_what_costs_too_much_is_said() -> None:
     assert max(case.sizes["batch"] * case.sizes["seq"] for case in cases) < 200
 
 
+def test_angles_that_change_are_reached_or_named() -> None:
+    """Prompts and steps have positions at the end of those that are tried. Files without positions may need longer
+    prompts."""
+    roles = {"position_ids": attrs.evolve(PLACES, rows=None)}
+    model = Trained(length=2048, other_angles=1024)
+    cases = drawn_cases(model.roles(roles), 0, own=list(model.corners(roles, 10, 0)))
+    assert list(model.angles_not_shown(cases)) == []
+    assert sum((case.farthest or 0) >= 1024 for case in cases) >= 2
+    unplaced = drawn_cases({"input_ids": TOKENS}, 0)
+    said = ["no position was 1024 or more, from where on the model has other angles"]
+    assert list(model.angles_not_shown(unplaced)) == said
+    assert list(attrs.evolve(model, other_angles=9).angles_not_shown(unplaced)) == []
+    assert list(Trained(length=90).angles_not_shown(cases)) == []
+
+
 def test_positions_without_a_table_need_not_be_read() -> None:
     model, roles = Trained(length=1024), {"position_ids": attrs.evolve(PLACES, rows=None)}
     cases = drawn_cases(model.roles(roles), 0)
@@ -159,6 +180,23 @@ def test_tables_that_are_wrong_far_out_fail(fault: str, said: str, whole: tuple[
     parity = json.loads(done.stdout)["verdicts"][0]
     assert parity["state"] == "failed"
     assert said in parity["reason"]
+
+
+@pytest.mark.slow
+def test_a_lost_scaling_beyond_the_trained_length_fails(tmp_path: Path) -> None:
+    """The scaling `dynamic` changes angles only there. Without it, the file is that of another checkpoint."""
+    from small_decoders import exported_model, small_checkpoint
+
+    scaling = {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 10_000.0}
+    for name, rope in (("dynamic", scaling), ("plain", {**scaling, "rope_type": "default"})):
+        small_checkpoint(tmp_path / name, rope_parameters=rope)
+        exported_model(tmp_path / name, tmp_path / f"{name}.onnx", "--kv-cache", "none")
+        (tmp_path / f"{name}.onnx.json").unlink()
+    for name, state in (("dynamic", "passed"), ("plain", "failed")):
+        path = tmp_path / f"{name}.onnx"
+        done = cli("verify", path, "--from", tmp_path / "dynamic", "--runtime", "ort-cpu", "--json")
+        parity = json.loads(done.stdout)["verdicts"][0]
+        assert (parity["state"], done.exit_code) == (state, int(state == "failed")), parity
 
 
 def test_a_decoder_with_fewer_tokens_than_its_encoder() -> None:

@@ -226,7 +226,7 @@ class GraphJob:
             left_open, known = [*self._taken_alone(truth), *unexplained(truth)], list[str]()
             if not self.given:
                 unread, known = self._unread(tried)
-                left_open += [*unread, *self.trained.windows_not_shown(tried)]
+                left_open += [*unread, *self.trained.windows_not_shown(tried), *self.trained.angles_not_shown(tried)]
                 left_open += self.trained.lengths_not_shown(self.lengths, tried)
             verdict = attrs.evolve(verdict, not_shown=(*verdict.not_shown, *left_open), notes=(*verdict.notes, *known))
         return verdict

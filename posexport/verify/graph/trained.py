@@ -19,7 +19,14 @@ from posexport.graphs.cases import Corner
 from posexport.graphs.draw import Kinds
 from posexport.graphs.roles import Role
 from posexport.jsondata import is_whole
-from posexport.runtimes.tokens import length_of_short_frequencies, read_config, text_part, trained_length, vocabulary_of
+from posexport.runtimes.tokens import (
+    has_dynamic_frequencies,
+    length_of_short_frequencies,
+    read_config,
+    text_part,
+    trained_length,
+    vocabulary_of,
+)
 from posexport.spec.contract import Values
 from posexport.verify.graph.cases import GraphCase
 
@@ -38,6 +45,9 @@ CACHED = 2**26
 ROW = 64
 """The tokens of each row in the sets that read tables."""
 
+BEYOND = 2
+"""How many times the trained length positions go up to if angles change there (the scaling `dynamic`)."""
+
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 """Settings of how many keys a query sees, in layers without full attention."""
 
@@ -50,8 +60,9 @@ class Trained:
     """What the configuration says about a model; None if it doesn't.
 
     `vocabulary` is the number of rows of its table of tokens, `decoder_vocabulary` that of a decoder with another
-    table than its encoder's. `length` is the number of positions that it was trained for, `other_angles` the length
-    from which on its angles change. `windows` are its windows.
+    table than its encoder's. `length` is the number of positions that are tried: those that it was trained for, and
+    more if its angles change only there. `other_angles` is the length from which on they change. `windows` are its
+    windows.
     """
 
     vocabulary: int | None = None
@@ -100,6 +111,9 @@ class Trained:
                 yield Corner(
                     label=f"window of {window} and more", batch=1, seq=2, past=window + int(rng.integers(2, 9))
                 )
+        if self.other_angles is not None:
+            yield Corner(label="other angles", batch=2, seq=9, kinds=Kinds(positions="farthest"))
+            yield Corner(label="step with other angles", batch=3, seq=1, past=11, kinds=Kinds(positions="farthest"))
         yield from self.table_corners(roles, weight_count)
 
     def length_corners(self, lengths: Iterable[int], weight_count: int) -> Iterator[Corner]:
@@ -160,6 +174,12 @@ class Trained:
         keys = max((case.keys for case in cases), default=0)
         yield from (f"no query had more keys than the window of {one}" for one in self.windows if keys <= one)
 
+    def angles_not_shown(self, cases: Sequence[GraphCase]) -> Iterator[str]:
+        """Whether these cases did not reach the positions from which on the angles of the model change."""
+        farthest = max((case.keys - 1 if case.farthest is None else case.farthest for case in cases), default=0)
+        if self.other_angles is not None and farthest < self.other_angles:
+            yield f"no position was {self.other_angles} or more, from where on the model has other angles"
+
 
 _OF_DECODERS = ("decoder_vocab_size", "tgt_vocab_size")
 """Keys of config.json for the number of tokens that only the decoder reads."""
@@ -171,13 +191,16 @@ def _is_size(value: object) -> bool:
 
 def trained(folder: Path) -> Trained:
     """What config.json in the folder of a checkpoint says."""
-    config = read_config(folder / "config.json") or {}
+    config, length = read_config(folder / "config.json") or {}, trained_length(folder)
+    changes = [length_of_short_frequencies(folder)]
+    if length is not None and has_dynamic_frequencies(folder):
+        changes, length = [*changes, length], BEYOND * length
     return Trained(
         vocabulary=vocabulary_of(folder),
         decoder_vocabulary=next(filter(_is_size, map(config.get, _OF_DECODERS)), None),
-        length=trained_length(folder),
+        length=length,
         windows=tuple(sorted({window for one in (config, text_part(config)) for window in _windows(one)})),
-        other_angles=length_of_short_frequencies(folder),
+        other_angles=min(filter(None, changes), default=None),
     )
 
 

@@ -53,6 +53,11 @@ CONFIGS: list[tuple[dict[str, Any], Trained]] = [
     ({"sliding_window": 6, "layer_types": ["full_attention"] * 2}, Trained()),
     ({"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}, Trained(windows=(6,))),
     ({"attention_chunk_size": 9, "sliding_window": None, "vocab_size": "x"}, Trained(windows=(9,))),
+    ({"vocab_size": 9, "window_size": 6, "attention_layers": ["global"]}, Trained(vocabulary=9)),
+    ({"vocab_size": 9, "window_size": 6, "attention_layers": ["global", "local"]}, Trained(vocabulary=9, windows=(6,))),
+    ({"vocab_size": 9, "attention_window_size": 6}, Trained(vocabulary=9, windows=(6,))),
+    ({"vocab_size": 9, "sliding_window_size": 6, "index_topk": 7}, Trained(vocabulary=9, windows=(6, 7))),
+    ({"window_size": 7}, Trained()),
     (
         {"max_position_embeddings": 90, "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 40}},
         Trained(length=90, other_angles=40),

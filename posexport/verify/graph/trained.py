@@ -51,6 +51,12 @@ BEYOND = 2
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 """Settings of how many keys a query sees, in layers without full attention."""
 
+_WINDOWS_OF_TOKENS = (
+    *("window_size", "attention_window_size", "sliding_window_size"),  # GPT-Neo, RecurrentGemma, Inkling
+    *("keep_window_size", "index_topk"),  # Doge and DeepSeek-V3.2 choose so many keys
+)
+"""The same settings under other names, in models that read tokens: in others, these are sizes of pictures."""
+
 TABLES = {"token_ids": "token ids", "encoder_token_ids": "token ids of the encoder", "position_ids": "positions"}
 """The roles of inputs that are looked up in tables."""
 
@@ -211,11 +217,12 @@ def _affordable(weight_count: int) -> float:
 
 def _windows(config: Mapping[str, Any]) -> Iterator[int]:
     """The windows of a configuration; none if all of its layers have full attention."""
-    layers = config.get("layer_types")
-    full = isinstance(layers, list) and not {*map(str, layers)} - {"full_attention"}
+    layers = config.get("layer_types", config.get("attention_layers"))
+    full = isinstance(layers, list) and not {*map(str, layers)} - {"full_attention", "global"}
     if config.get("use_sliding_window") is False or full:
         return
-    yield from (config[name] for name in _WINDOWS if is_whole(config.get(name)) and config[name] > 1)
+    names = (*_WINDOWS, *(_WINDOWS_OF_TOKENS if _is_size(config.get("vocab_size")) else ()))
+    yield from (config[name] for name in names if is_whole(config.get(name)) and config[name] > 1)
 
 
 def _per_token(role: Role) -> int:

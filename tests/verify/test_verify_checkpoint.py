@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import cli
 from safetensors.torch import load_file, save_file
-from small_decoders import NATIVE, TRAINED, exported_model, small_checkpoint
+from small_decoders import NATIVE, TRAINED, exported_model, save_randomised, small_checkpoint
 from tiny_models import checkpoint
 
 pytestmark = pytest.mark.few_inputs
@@ -294,3 +294,22 @@ def test_other_architectures(name: str, tmp_path: Path) -> None:
     found = json.loads(result.stdout)["verdicts"]
     checks = {"bert_masked": 1, "t5": 3}.get(name, 2)  # decoders have tokens too; an encoder-decoder has two files
     assert [verdict["state"] for verdict in found] == ["passed"] * checks
+
+
+@pytest.mark.slow
+def test_float64_may_put_a_distance_in_another_bucket(tmp_path: Path) -> None:
+    """In T5's usual buckets, a distance of 16 tokens is at an edge, and a file's float64 puts it in another bucket than
+    its float32, which counts. Buckets of another distance are another model's."""
+    import transformers
+
+    for name, distance in (("sound", 128), ("wrong", 124)):
+        config = transformers.T5Config(
+            **{"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 1, "vocab_size": 90},
+            relative_attention_max_distance=distance,
+        )
+        save_randomised(transformers.T5EncoderModel(config), tmp_path / name)
+        exported_model(tmp_path / name, tmp_path / f"{name}.onnx")
+        (tmp_path / f"{name}.onnx.json").unlink()
+    for name, state in (("sound", "passed"), ("wrong", "failed")):
+        code, found = verdicts(tmp_path / f"{name}.onnx", tmp_path / "sound", "--strict")
+        assert (code, found["parity"]["state"], found["parity"]["not_shown"]) == (int(state == "failed"), state, [])

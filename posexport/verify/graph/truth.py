@@ -48,6 +48,10 @@ Differences up to this are compared with several draws.
 """
 
 
+HOPELESS = 3
+"""On how many cases the whole numbers of a file's own dtypes may explain nothing, before they are no longer tried."""
+
+
 @attrs.frozen
 class Difference:
     """How far two files are from each other in float64.
@@ -274,20 +278,36 @@ class Truth:
 
     @cached_property
     def _differences(self) -> list[Difference]:
-        """How far each output on each case is from that of the other file, both in float64."""
-        itself = self._itself
+        """How far each output on each case is from that of the other file, both in float64.
+
+        If float64 gives this file other whole numbers than its own dtypes do, as for a distance at the edge of a
+        bucket, those of its own dtypes count. They are asked for until they explain nothing on HOPELESS cases.
+        """
+        itself, found, hopeless = self._itself, list[Difference](), 0
         if itself is None:
             return []
-        found = []
         for index in self.tried:
-            mine = itself.evaluation(index).exact
-            for each in self.expected(index):
-                if each.name in mine and mine[each.name].shape == each.exact.shape:
-                    share = own_error_share(attrs.evolve(each, own=[mine[each.name]]))
-                    rounding = max(ROUNDING * own_error_share(each), each.tolerance.floor)
-                    if rounding < share <= LUCK * rounding:
-                        rounding = max(rounding, ROUNDING * self._largest_own_share(index, each))
-                    found.append(Difference(share, share / rounding, each.name, self.cases[index].name))
+            differences = self._differences_on(index, itself.evaluation(index).exact)
+            if hopeless < HOPELESS and any(one.of_rounding > 1 for one in differences):
+                decided = itself.decide(index)
+                again = [] if decided is None else self._differences_on(index, decided.exact)
+                if again and all(one.of_rounding <= 1 for one in again):
+                    differences = again
+                else:
+                    hopeless += 1
+            found += differences
+        return found
+
+    def _differences_on(self, index: int, mine: Arrays) -> list[Difference]:
+        """How far these outputs of the file on a case are from those of the other file."""
+        found = []
+        for each in self.expected(index):
+            if each.name in mine and mine[each.name].shape == each.exact.shape:
+                share = own_error_share(attrs.evolve(each, own=[mine[each.name]]))
+                rounding = max(ROUNDING * own_error_share(each), each.tolerance.floor)
+                if rounding < share <= LUCK * rounding:
+                    rounding = max(rounding, ROUNDING * self._largest_own_share(index, each))
+                found.append(Difference(share, share / rounding, each.name, self.cases[index].name))
         return found
 
     def _largest_own_share(self, index: int, each: Expected) -> float:

@@ -101,11 +101,24 @@ class _Draw:
     tokens: Iterator[int] | None = None
 
 
-def every_token(role: Role, *seed: int) -> Iterator[int]:
-    """Endless tokens of an input's vocabulary; each token comes once before any comes again."""
+LISTED = 2**24
+"""The most numbers that are put in random order: a list of them has some hundred MB."""
+
+
+def every_number(count: int, *seed: int) -> Iterator[int]:
+    """Numbers below `count` without end; each number comes once before any comes again.
+
+    If there are more than LISTED, more than any vocabulary has, inputs can only have a few of them: they are drawn one
+    by one, since a file may state any count.
+    """
     rng = np.random.default_rng(seed)
     while True:
-        yield from rng.permutation(role.rows or VOCABULARY).tolist()
+        yield from (rng.permutation(count) if count <= LISTED else rng.integers(0, count, 2**12)).tolist()
+
+
+def every_token(role: Role, *seed: int) -> Iterator[int]:
+    """Endless tokens of an input's vocabulary; each token comes once before any comes again (`every_number`)."""
+    return every_number(role.rows or VOCABULARY, *seed)
 
 
 def _ids(draw: _Draw) -> Array:

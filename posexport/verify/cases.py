@@ -17,6 +17,7 @@ import numpy as np
 
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError
+from posexport.graphs.draw import every_number
 from posexport.machine import available, size_text
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES
@@ -113,8 +114,8 @@ def make_cases(
     """
     reach = reach or default_reach(spec)
     rng, others = np.random.default_rng(seed), np.random.default_rng((seed, 1))
-    heads = _every(1 if directions is None else len(directions.heads), seed, 4)
-    turns = _Turns(_every(spec.vocab_size or 1, seed, 2), _every(spec.layers, seed, 3), heads, directions)
+    heads = every_number(1 if directions is None else len(directions.heads), seed, 4)
+    turns = _Turns(every_number(spec.vocab_size or 1, seed, 2), every_number(spec.layers, seed, 3), heads, directions)
     drafts = list(corners(spec, rng, reach))
     _check_memory(memory(spec, drafts, bounds), reach)
     cases = [case for draft in drafts for case in _case(draft, spec, rng, bounds, form, turns)]
@@ -256,13 +257,6 @@ def _unscaled(
         directions=turns.directions,
         heads=turns.heads,
     )
-
-
-def _every(count: int, *seed: int) -> Iterator[int]:
-    """Numbers below `count` without end; each number comes once before any comes again."""
-    rng = np.random.default_rng(seed)
-    while True:
-        yield from rng.permutation(count).tolist()
 
 
 def _token_ids(rng: np.random.Generator, dims: tuple[int, ...], vocab_size: int, tokens: Iterator[int]) -> Array:

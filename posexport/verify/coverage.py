@@ -224,10 +224,12 @@ def distances(spec: Spec, most: int, rng: np.random.Generator) -> Array | None:
     reach = max((layer.encoding.saturation_distance() or 0 for layer in spec.distinct_layers()), default=0)
     if not reach or spec.position_axes != 1 or spec.consecutive:
         return None
-    wanted = np.arange(reach + 3)
-    if len(wanted) > most // 2:
-        ends = np.r_[wanted[: most // 8], wanted[-most // 16 :]]
-        wanted = np.unique(np.r_[ends, rng.choice(wanted, most // 4, replace=False)])
+    count = reach + 3
+    if count > most // 2:
+        ends = np.r_[: most // 8, count + -most // 16 : count]
+        wanted = np.unique(np.r_[ends, rng.choice(count, most // 4, replace=False)])
+    else:
+        wanted = np.arange(count)
     starts = rng.integers(0, 50, len(wanted))
     forward = np.stack((starts, starts + wanted), -1)
     both = forward if spec.causal else np.concatenate((forward, forward[:, ::-1]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ from hypothesis import strategies as st
 from posexport.artifact.loaded import LoadedArtifact
 from posexport.artifact.profiles import profiles_of
 from posexport.errors import RequestError
+from posexport.graphs.roles import Role
+from posexport.models import read_spec
 from posexport.runtimes import RUNTIMES
 from posexport.runtimes.npz import read_arrays
 from posexport.spec.contract import Bounds, bounds_of, graph_inputs
 from posexport.spec.spec import Spec
 from posexport.verify.cases import Case, make_cases
+from posexport.verify.graph.cases import GraphCase, drawn_cases
 from posexport.verify.positions import FAR
 from posexport.verify.reach import SEQ, default_reach
 from posexport.verify.submission import run_options
@@ -111,6 +116,39 @@ def test_words_lie_in_the_vocabulary() -> None:
     words = np.concatenate([each.arrays["input_ids"].ravel() for each in _cases(spec)])
     assert {*words.tolist()} == {0, 1, 2}
     assert words.dtype == np.int64
+
+
+HUGE = 2**25
+"""More than any table or vocabulary has. A list of so many numbers takes more than a GB."""
+
+
+def _large(what: str) -> Sequence[Case | GraphCase]:
+    """Cases of a file that states a huge size."""
+    if what == "distances":
+        encoding = {"name": "relative", "table": "learned", "max_distance": HUGE}
+        return _cases(read_spec({"encoding": encoding, "hidden_size": 16, "num_heads": 2}))
+    if what == "vocabulary":
+        return _cases(case("alibi", vocab_size=HUGE))
+    kind: dict[str, Any] = {
+        "kind": "token_ids",
+        "dtype": "int64",
+        "shape": ("b", "s"),
+        "axes": ("batch", "seq"),
+        "stated": ("b", "s"),
+    }
+    tokens = {"input_ids": Role(name="input_ids", rows=HUGE, **kind)}
+    return drawn_cases(tokens, 0)
+
+
+@pytest.mark.parametrize("what", ["distances", "vocabulary", "vocabulary of a graph"])
+def test_a_size_that_a_file_states_takes_no_memory(what: str) -> None:
+    """Whoever made the file or the config.json chose it."""
+    tracemalloc.start()
+    try:
+        assert len(_large(what)) > 5
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

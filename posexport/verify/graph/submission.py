@@ -66,6 +66,8 @@ def make_graph_job(
     roles, differs = _paired_roles(subject, other, request)
     exact = None if other is None or differs is not None else exact_source(subject, other, request.roles, pool)
     checkpoint = checkpoint_of(request.module)
+    if checkpoint is not None:  # before inputs of the sizes that its configuration states are drawn
+        _check_opens(pool, subject, checkpoint)
     own = Trained() if checkpoint is None else trained(checkpoint)
     tables = own.tables(roles) if checkpoint is not None or other is not None else {}
     lengths = lengths_of_tables(inlined(model_of(graph)).graph) if other is not None or request.module else set[int]()
@@ -74,7 +76,6 @@ def make_graph_job(
         roles = own.roles(roles)
     greedy = None
     if checkpoint is not None:
-        _check_opens(pool, subject, checkpoint)
         greedy = _greedy_check(
             pool=pool,
             subject=subject,

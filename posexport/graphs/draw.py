@@ -16,7 +16,7 @@ import numpy as np
 from posexport.errors import RequestError, shown
 from posexport.graphs.axes import AXES, BATCH, ENCODER, KEPT, PAST, SEQ, SLOTS, TOTAL, is_token_first
 from posexport.graphs.input_facts import COUNTING, dtype_of, is_of_tokens, pads_encoder, rows_begin_apart, takes_padding
-from posexport.graphs.numbers import drawn_numbers
+from posexport.graphs.numbers import drawn_numbers, every_number
 from posexport.graphs.places import FAR, FARTHEST, POSITIONS, keys_of, places_of
 from posexport.graphs.roles import Role
 from posexport.graphs.sizes import check_sizes, fitted, shape_of, taken_sizes
@@ -99,21 +99,6 @@ class _Draw:
     begins: Array
     rng: np.random.Generator
     tokens: Iterator[int] | None = None
-
-
-LISTED = 2**24
-"""The most numbers that are put in random order: a list of them has some hundred MB."""
-
-
-def every_number(count: int, *seed: int) -> Iterator[int]:
-    """Numbers below `count` without end; each number comes once before any comes again.
-
-    If there are more than LISTED, more than any vocabulary has, inputs can only have a few of them: they are drawn one
-    by one, since a file may state any count.
-    """
-    rng = np.random.default_rng(seed)
-    while True:
-        yield from (rng.permutation(count) if count <= LISTED else rng.integers(0, count, 2**12)).tolist()
 
 
 def every_token(role: Role, *seed: int) -> Iterator[int]:

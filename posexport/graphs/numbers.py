@@ -1,8 +1,8 @@
-"""Magnitudes of the numbers that a graph takes, by kind: each set of inputs has one kind."""
+"""Magnitudes of the numbers that a graph takes, by kind: each set of inputs has one kind. And numbers in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -25,6 +25,9 @@ HALF_LOUD, OUTLIER, HALF_OUTLIER = 2.0, 100.0, 20.0
 
 EVEN = 0.1
 """The part of the tokens of the kind "zeros" that have one number in all features."""
+
+LISTED = 2**24
+"""The most numbers that are put in random order: a list of them has some hundred MB."""
 
 
 def drawn_numbers(
@@ -66,3 +69,14 @@ def _with_even_tokens(rng: np.random.Generator, values: Array) -> Array:
     if len(made) > 1:
         made[-1] = 0.0
     return made
+
+
+def every_number(count: int, *seed: int) -> Iterator[int]:
+    """Numbers below `count` without end; each number comes once before any comes again.
+
+    If there are more than LISTED, more than any vocabulary has, inputs can only have a few of them: they are drawn one
+    by one, since a file may state any count.
+    """
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from (rng.permutation(count) if count <= LISTED else rng.integers(0, count, 2**12)).tolist()

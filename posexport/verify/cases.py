@@ -17,7 +17,7 @@ import numpy as np
 
 from posexport.custom_ops.unsupported import fits_grouped_batch
 from posexport.errors import RequestError
-from posexport.graphs.draw import every_number
+from posexport.graphs.numbers import every_number
 from posexport.machine import available, size_text
 from posexport.runtimes.base import Arrays
 from posexport.runtimes.tensors import NUMPY_DTYPES

@@ -16,6 +16,10 @@ from posexport.graphs.load import inlined
 from posexport.rewrite.headless_caches import append_with_heads
 from posexport.spec.forms import FORM_OPSETS, unsupported_opset
 
+LATEST = 26
+"""The latest opset of files that are rewritten, which ONNX Runtime 1.31 still takes. A file of a later opset than those
+of the form keeps its own: the operators of the form are the same in it."""
+
 _BY_CHANNEL = 21
 """The opset from which on GroupNormalization has a scale for each channel."""
 
@@ -30,14 +34,14 @@ def converted(model: ir.Model, form: str, target: str, opset: int | None, shared
     """
     own = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 1))
     lowest = 24 if form == "native" and shared else FORM_OPSETS[form][0]  # it has TensorScatter
-    highest = FORM_OPSETS[form][-1]
-    if own > highest:
+    if own > LATEST:
         raise RequestError(
-            f"the file is of opset {own}: {form} is written in opsets {FORM_OPSETS[form][0]} to {highest}, so export "
-            "the file in one of these."
+            f"the file is of opset {own}: rewritten files have {LATEST} at most, the latest that ONNX Runtime takes, "
+            "so export the file in that or an earlier one."
         )
     wanted = opset if opset is not None else max(own, lowest)
-    why = unsupported_opset(form, target, wanted, shared)
+    written = min(wanted, FORM_OPSETS[form][-1]) if wanted == own else wanted  # what is new after it is not written
+    why = unsupported_opset(form, target, written if target != "tensorrt" else wanted, shared)
     if why is not None:
         raise RequestError(f"{why}.")
     if wanted < own:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+import small_graphs
 from helpers import open_ort
+from rewrite_helpers import feeds, rewritten_model
 
 from posexport.errors import RequestError
-from posexport.rewrite.opset import converted
+from posexport.rewrite.opset import LATEST, converted
+from posexport.rewrite.result import KEPT, REWRITTEN
+from posexport.spec.forms import FORMS
 
 GROUPS = """
 <ir_version: 8, opset_import: ["" : 18]>
@@ -115,3 +119,27 @@ def test_functions_of_operators_that_changed_are_refused(name: str) -> None:
     """Such a file is not valid, and runtimes interpret it differently."""
     with pytest.raises(RequestError, match=r"the function 'part' has operators of another opset than the graph"):
         converted(of_functions(*CHANGED[name]), "native", "portable", None)
+
+
+@pytest.mark.parametrize("opset", [25, LATEST])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_of_a_later_opset_keeps_its_own(form: str, opset: int) -> None:
+    model = small_graphs.decoder(opset=opset)
+    model.ir_version = 11
+    done, made = rewritten_model(model, form=form, target="portable" if form != "contrib" else "ort")
+    assert [one.state for one in done.sites] == [KEPT if form == "decomposed" else REWRITTEN]
+    assert {entry.version for entry in made.opset_import if not entry.domain} == {opset}
+    given = feeds(2, 3, 4)
+    expected, actual = (small_graphs.run(one, given) for one in (model, made))
+    for name, array in expected.items():
+        np.testing.assert_allclose(actual[name], array, rtol=0, atol=2e-5 * float(np.abs(array).max()))
+
+
+def test_opsets_that_runtimes_do_not_take_are_refused() -> None:
+    late, later = (ir.from_proto(small_graphs.decoder(opset=LATEST + more)) for more in (0, 1))
+    with pytest.raises(RequestError, match=f"the file is of opset {LATEST + 1}: rewritten files have {LATEST} at most"):
+        converted(later, "decomposed", "portable", None)
+    with pytest.raises(RequestError, match=f"opset is {LATEST}: native is written in opsets 23 to 24"):
+        converted(late, "native", "tensorrt", None)
+    with pytest.raises(RequestError, match="opset is 25: native is written in opsets 23 to 24"):
+        converted(ir.from_proto(small_graphs.decoder(opset=24)), "native", "portable", 25)

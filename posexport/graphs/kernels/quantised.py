@@ -141,7 +141,7 @@ def dynamic_quantize_matmul(
     return matmul_integer_to_float(call, whole, b, a_scale, b_scale, a_zero, b_zero, bias)
 
 
-def _requantized(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+def requantized(values: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """Values divided by the output's scale, rounded, and saturated in the zero point's type."""
     least, most = torch.iinfo(zero.dtype).min, torch.iinfo(zero.dtype).max
     return (torch.round(values / scale.double()) + zero).clamp(least, most).to(torch.int64).to(zero.dtype)
@@ -162,7 +162,7 @@ def q_linear_matmul(
     """MatMul of dequantised tensors, quantised again."""
     a_scale = a_scale[..., None] if a_scale.dim() == 1 and a_scale.numel() > 1 else a_scale
     left = _centred(a, a_zero, False) * a_scale.double()
-    return _requantized(torch.matmul(left, _centred(b, b_zero, True) * b_scale.double()), y_scale, y_zero)
+    return requantized(torch.matmul(left, _centred(b, b_zero, True) * b_scale.double()), y_scale, y_zero)
 
 
 @kernel("QLinearConv")
@@ -183,7 +183,7 @@ def q_linear_conv(
     product = conv(call, _centred(x, x_zero, True), _centred(w, w_zero.reshape(channels), True))
     product = product if bias is None else product + bias.double().reshape(1, *channels[:-1])
     units = x_scale.double() * w_scale.double().reshape(1, *channels[:-1])
-    return _requantized(product * units, y_scale, y_zero)
+    return requantized(product * units, y_scale, y_zero)
 
 
 KERNELS[MICROSOFT, "QuantizeLinear"] = quantize

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -17,6 +18,8 @@ CONVOLUTIONS = (
 )
 _FILTERS = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Where a convolution reads its weights [channels, ...]."""
+
+_POOLINGS = ("MaxPool", "AveragePool", "LpPool")
 
 
 def convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
@@ -43,16 +46,22 @@ def _strided(shapes: SymbolicShapes, node: ir.Node, at: int, size: Size, length:
         return Size(length)
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     weights = shapes.of_input(node, _FILTERS.get(node.op_type, 1)) or ()
-    if node.op_type in _FILTERS and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
-        axes = len(weights) - 2
+    kernels = weights[2:] if node.op_type in _FILTERS else _window(node, attributes)
+    if kernels and kernels[at].is_fixed and attributes.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        axes = len(kernels)
         stride = (attributes.get("strides") or [1] * axes)[at]
         dilation = (attributes.get("dilations") or [1] * axes)[at]
         pads = attributes.get("pads") or [0] * 2 * axes
-        kernel = weights[2 + at]
-        if kernel.is_fixed:
-            reach = dilation * (kernel.number - 1) + 1
-            left = shapes.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
-            taken = shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
-            shapes.symbols.assume(taken, 1)  # otherwise the filter doesn't fit
-            return taken
+        reach = dilation * (kernels[at].number - 1) + 1
+        left = shapes.symbols.total([size, Size(pads[at] + pads[at + axes] - reach)])
+        taken = shapes.symbols.total([shapes.symbols.floor_quotient(left, stride), ONE])
+        shapes.symbols.assume(taken, 1)  # otherwise the filter or the window doesn't fit
+        return taken
     return shapes.symbols.other(node.op_type, at, size, repr(sorted(attributes.items())), weights)
+
+
+def _window(node: ir.Node, attributes: Mapping[str, Any]) -> Shape:
+    """The window of a pooling; empty if it is not one, or if its output length is rounded up."""
+    if node.op_type not in _POOLINGS or attributes.get("ceil_mode", 0):
+        return ()
+    return tuple(map(Size, attributes.get("kernel_shape", ())))

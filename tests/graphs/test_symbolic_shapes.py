@@ -98,7 +98,12 @@ def convolved(g: Graph) -> None:
     padded = g.op("Pad", rows, g.constant([0, 0, 16, 0, 0, 16]))
     once = g.op("Conv", padded, g.random("first", 6, HIDDEN, 8), strides=[4])
     twice = g.op("Conv", once, g.random("second", 6, 6, 3), strides=[2], pads=[1, 0])
-    g.op("MaxPool", twice, kernel_shape=[2])
+    for pool, how in (
+        ("MaxPool", {"dilations": [2]}),
+        ("AveragePool", {"pads": [1, 0]}),
+        ("MaxPool", {"ceil_mode": 1}),
+    ):
+        g.op("Relu", g.op(pool, twice, kernel_shape=[2], strides=[2], **how))
     g.op("Slice", twice, g.constant([0]), g.constant([-1]), g.constant([2]))
     length = g.op("Sub", g.op("Div", g.op("Add", _many(g), g.constant([32])), g.constant([8])), g.constant([1]))
     g.op("ConstantOfShape", length)
@@ -116,6 +121,17 @@ def convolved_tokens(g: Graph) -> None:
     once = g.op("Conv", samples, g.random("first", 6, 1, 13), strides=[6])
     twice = g.op("Conv", once, g.random("second", 6, 6, 4), strides=[2])
     g.op("Reshape", twice, g.op("Concat", g.constant([0, -1]), tokens, axis=0))
+
+
+def pooled_tokens(g: Graph) -> None:
+    """As `convolved_tokens`, with a pooling."""
+    left = g.op("Div", g.op("Add", g.op("Mul", _many(g), g.constant([HIDDEN])), g.constant([-19])), g.constant([12]))
+    tokens = g.op("Add", left, g.constant([1]))
+    g.op("Relu", g.op("ConstantOfShape", tokens))
+    samples = g.op("Reshape", "features", g.constant([0, 1, -1]))
+    once = g.op("Conv", samples, g.random("first", 6, 1, 13), strides=[6])
+    pooled = g.op("AveragePool", once, kernel_shape=[2], strides=[2])
+    g.op("Relu", g.op("Reshape", pooled, g.op("Concat", g.constant([0, -1]), tokens, axis=0)))
 
 
 def products(g: Graph) -> None:
@@ -253,20 +269,20 @@ def _features(batch: int, seq: int) -> Values:
     return {"features": np.random.default_rng(batch).standard_normal((batch, seq, HIDDEN)).astype(np.float32)}
 
 
-BODIES = [layouts, by_minimum, arithmetic, convolved, convolved_tokens, products]
+BODIES = [layouts, by_minimum, arithmetic, convolved, convolved_tokens, pooled_tokens, products]
 
 
 @pytest.mark.parametrize("body", BODIES)
 def test_of_every_operator(body: Body) -> None:
     model = written(body)
-    taken = [sizes for sizes in TRIES if sizes[1] > 1 or body is not convolved_tokens]
+    taken = [sizes for sizes in TRIES if sizes[1] > 1 or body not in (convolved_tokens, pooled_tokens)]
     tries = [_values(model, _features(*sizes)) for sizes in taken]
     view = view_of(ir.from_proto(model))
     assert faults(view, tries) == []
     assert fixed_values(view, tries) == []
 
 
-@pytest.mark.parametrize("body", [layouts, arithmetic, convolved, convolved_tokens, products])
+@pytest.mark.parametrize("body", [layouts, arithmetic, convolved, convolved_tokens, pooled_tokens, products])
 def test_lengths_are_polynomials(body: Body) -> None:
     """Every operator of these graphs has a rule."""
     view = view_of(ir.from_proto(written(body)))

@@ -36,11 +36,15 @@ def caches_of(path: Path, served: ServedArtifact) -> Caches:
     try:
         return _caches(served)
     except _Unusable as problem:
-        raise RequestError(f"{str(path)!r} {problem}: give a decoder that 'posexport export --model' made.") from None
+        raise RequestError(f"{str(path)!r} {problem}: {problem.advice}.") from None
 
 
 class _Unusable(Exception):
-    """What onnxruntime-genai can't bind."""
+    """What onnxruntime-genai can't bind, and what helps."""
+
+    def __init__(self, problem: str, advice: str = "run it with 'posexport generate', or give another decoder") -> None:
+        super().__init__(problem)
+        self.advice = advice
 
 
 def _caches(served: ServedArtifact) -> Caches:
@@ -54,7 +58,8 @@ def _caches(served: ServedArtifact) -> Caches:
     keyed = sorted({*found["key"], *found["value"]})
     if not keyed:
         raise _Unusable(
-            "has no caches past_key_values.N.key and past_key_values.N.value, which onnxruntime-genai needs"
+            "has no caches past_key_values.N.key and past_key_values.N.value, which onnxruntime-genai needs",
+            "give a decoder that 'posexport export --model' made with --kv-cache concat or shared",
         )
     if not states and layers != list(range(len(layers))):
         missing = next(at for at, layer in enumerate(layers) if at != layer)

@@ -276,7 +276,7 @@ def test_weights_under_the_name_of_another_file_are_refused(name: str, decoder: 
 @pytest.mark.slow
 def test_a_model_without_caches_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     path = exported(checkpoint, tmp_path, "--kv-cache", "none")
-    refused(cli("package", path, "--genai"), "has no caches")
+    refused(cli("package", path, "--genai"), "has no caches", "made with --kv-cache concat or shared")
 
 
 @pytest.mark.parametrize(

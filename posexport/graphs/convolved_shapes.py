@@ -14,12 +14,20 @@ if TYPE_CHECKING:
 
 CONVOLUTIONS = (
     *("Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool"),
-    *("GlobalAveragePool", "GlobalMaxPool", "LpPool", "Resize", "Upsample"),
+    *(
+        "QLinearAveragePool",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "QLinearGlobalAveragePool",
+        "LpPool",
+        "Resize",
+        "Upsample",
+    ),
 )
 _FILTERS = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Where a convolution reads its weights [channels, ...]."""
 
-_POOLINGS = ("MaxPool", "AveragePool", "LpPool")
+_POOLINGS = ("MaxPool", "AveragePool", "LpPool", "QLinearAveragePool")
 
 
 def convolved(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:

@@ -151,7 +151,8 @@ def _tiled(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def _joined(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    parts = [(shapes.of(value), shapes.actual(value)) for value in node.inputs if value is not None]
+    values = node.inputs[2::3] if node.op_type == "QLinearConcat" else node.inputs
+    parts = [(shapes.of(value), shapes.actual(value)) for value in values if value is not None]
     rank = len(parts[0][0])
     if not rank or any(len(shape) != rank for shape, _ in parts):
         return None
@@ -209,7 +210,8 @@ def _one_hot(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
 
 
 def _multiplied(shapes: SymbolicShapes, node: ir.Node) -> Shape | None:
-    pairs = [(shapes.of(value), shapes.actual(value)) for value in node.inputs[:2] if value is not None]
+    values = node.inputs[:4:3] if node.op_type == "QGemm" else node.inputs[:2]
+    pairs = [(shapes.of(value), shapes.actual(value)) for value in values if value is not None]
     for at, name in enumerate(("transA", "transB")):
         if at < len(pairs) and node.attributes.get_int(name, 0) != 0:
             shape, actual = pairs[at]
@@ -271,6 +273,7 @@ _Rule = Callable[["SymbolicShapes", ir.Node], "Shape | None"]
 _BROADCAST = (
     *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "Min", "Max", "Sum", "Mean", "And", "Or", "Xor", "PRelu"),
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+    *("BitShift", "QLinearAdd", "QLinearMul", "QLinearWhere"),  # scales and zero points are single numbers
 )
 _LIKE_FIRST = (
     *(
@@ -303,13 +306,14 @@ _LIKE_FIRST = (
     *("GroupNormalization", "LpNormalization", "LRN", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     *("ScatterElements", "ScatterND", "Scatter", "TensorScatter", "RotaryEmbedding", "EyeLike", "ReverseSequence"),
     *("CausalConvWithState", "CumProd", "MeanVarianceNormalization"),
+    *("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"),
 )
 _REDUCTIONS = (
     *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"),
     *("ReduceSumSquare", "ReduceLogSum", "ArgMax", "ArgMin"),
 )
 _PRODUCTS = (
-    *("MatMul", "FusedMatMul", "TransposeMatMul", "Gemm", "FusedGemm"),
+    *("MatMul", "FusedMatMul", "TransposeMatMul", "Gemm", "FusedGemm", "QGemm"),
     *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
 )
 _RULES: dict[str, _Rule] = {
@@ -319,7 +323,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(CONVOLUTIONS, convolved),
     **dict.fromkeys(_PRODUCTS, _multiplied),
     **attended_shapes.RULES,
-    "Concat": _joined,
+    **dict.fromkeys(("Concat", "QLinearConcat"), _joined),
     "ConstantOfShape": _made,
     "Einsum": _summed,
     "Expand": _expanded,

@@ -177,6 +177,14 @@ def operators(g: Graph) -> None:
     g.op("DynamicQuantizeMatMul", "features", integers, few, domain="com.microsoft")
     whole = g.parts("DynamicQuantizeLinear", 3, "features")
     g.op("MatMulIntegerToFloat", whole[0], integers, whole[1], few, whole[2], domain="com.microsoft")
+    one = g.constant(0.5, np.float32)
+    quantised, other = [whole[0], one, g.constant(7, np.uint8)], [integers, one, g.constant(9, np.uint8)]
+    out = [g.constant(0.1, np.float32), g.constant(3, np.uint8)]
+    added = g.op("QLinearAdd", *quantised, *quantised, *out, domain="com.microsoft")
+    g.op("QLinearSigmoid", added, *quantised[1:], *out, domain="com.microsoft")
+    g.op("QLinearConcat", *out, *quantised, added, *out, domain="com.microsoft", axis=1)
+    flat = g.op("Reshape", added, g.constant([-1, HIDDEN]))
+    g.op("QGemm", flat, one, out[1], *other, "", *out, domain="com.microsoft")
     rows_of_bytes = g.weight("rows", np.full((HIDDEN, 16), 0x7A, np.uint8))
     scale = g.constant(np.ones((HIDDEN, 2)), np.float32)
     places = g.op("ArgMax", "features", axis=2, keepdims=0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from one_node import MICROSOFT, RANDOM, Array, assert_same, compare, evaluated, normal, one_node, run
 from onnx import TensorProto, helper, numpy_helper
+from test_evaluate_q_linear import CASES as Q_LINEAR
 
 from posexport.errors import RequestError
 from posexport.graphs.evaluate import Evaluator
@@ -360,6 +361,7 @@ def test_every_kernel_of_the_runtime_is_tried() -> None:
     tried |= {"RotaryEmbedding", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention"}
     tried |= {"LinearAttention", "CausalConvWithState"}  # test_evaluate_linear.py
     tried |= {"QAttention"}  # tests/rewrite/test_quantised_attention.py
+    tried |= {operator for operator, *_ in Q_LINEAR.values()}
     assert {name for domain, name in KERNELS if domain == MICROSOFT} <= tried
 
 

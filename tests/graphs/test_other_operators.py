@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from attention_graphs import attention
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from posexport.artifact.graph_file import read_graph
 from posexport.graphs.inspection import Inspection, inspected
@@ -29,13 +30,36 @@ def with_softmax(operator: str, domain: str) -> onnx.ModelProto:
     return model
 
 
-SOFTMAXES = [("BiasSoftmax", "com.microsoft"), ("QLinearSoftmax", "com.microsoft"), ("MaskedSoftmax", "vendor.plugin")]
+SOFTMAXES = [("BiasSoftmax", "com.microsoft"), ("MaskedSoftmax", "vendor.plugin")]
 
 
 @pytest.mark.parametrize(("operator", "domain"), SOFTMAXES, ids=str)
 def test_other_softmaxes_have_a_reason(operator: str, domain: str, tmp_path: Path) -> None:
     (one,) = found_in(with_softmax(operator, domain), tmp_path).attentions
     assert one["reason"]["code"] == "operator" and operator in one["reason"]["text"]
+
+
+def test_a_quantised_softmax_has_a_reason(tmp_path: Path) -> None:
+    model = attention()
+    at = next(at for at, node in enumerate(model.graph.node) if node.op_type == "Softmax")
+    softmax, numbers = model.graph.node[at], {"logit": 0.1, "weight": 1 / 256}
+    scales = [numpy_helper.from_array(np.array(number, np.float32), name) for name, number in numbers.items()]
+    model.graph.initializer.extend([*scales, numpy_helper.from_array(np.array(128, np.uint8), "middle")])
+    steps = [
+        helper.make_node("QuantizeLinear", [softmax.input[0], "logit", "middle"], ["whole"]),
+        helper.make_node(
+            *("QLinearSoftmax", ["whole", "logit", "middle", "weight", "middle"], ["shares"], "quantised"),
+            domain="com.microsoft",
+        ),
+        helper.make_node("DequantizeLinear", ["shares", "weight", "middle"], [softmax.output[0]]),
+    ]
+    steps[1].attribute.extend([helper.make_attribute("axis", -1), helper.make_attribute("opset", 13)])
+    nodes = [*model.graph.node[:at], *steps, *model.graph.node[at + 1 :]]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    (one,) = found_in(model, tmp_path).attentions
+    assert one["reason"]["code"] == "operator" and "QLinearSoftmax" in one["reason"]["text"]
 
 
 def test_a_softmax_of_another_domain_that_weighs_nothing_is_no_attention(tmp_path: Path) -> None:

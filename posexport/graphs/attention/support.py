@@ -7,13 +7,15 @@ a builder really chose.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from posexport.errors import Reason
-from posexport.graphs.expand import Expanded
 from posexport.runtimes import RUNTIMES
+
+if TYPE_CHECKING:
+    from posexport.graphs.expand import Expanded
 
 DECOMPOSED, DTYPE, HEAD_SIZE, OPERATOR, SCORES, NOT_MEASURED = (
     "decomposed",

@@ -15,12 +15,14 @@ from posexport.export.attention_heads import with_equal_heads
 from posexport.export.bfloat16 import without_bfloat16_arithmetic
 from posexport.export.checked_values import with_translatable_checks
 from posexport.export.complex_numbers import without_complex_operators
+from posexport.export.constant_operators import with_computed_constants
 from posexport.export.exact_decays import with_exact_decays
 from posexport.export.known_sizes import with_known_sizes, without_idle_squeezes
 from posexport.export.subtraction import with_converted_tensors
 from posexport.export.untranslated_operators import with_translated_operators
 
 _CHANGES = (
+    with_computed_constants,
     with_translated_operators,
     with_exact_decays,
     with_translatable_checks,

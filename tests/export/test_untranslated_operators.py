@@ -65,12 +65,37 @@ class Most(nn.Module):
         return before.scatter_reduce(1, places, x, "amax", include_self=False)
 
 
+class Sparse(nn.Module):
+    """As Gemma 3n's activations, of which a constant share is zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = torch.tensor(0.9, dtype=torch.float32)
+        return torch.relu(x - torch.distributions.normal.Normal(0, 1).icdf(share))
+
+
+class Table(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1] + torch.erfinv(torch.tensor([[-0.5, 0.25, 0.75]]) / 2)
+
+
+class Changed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        half = torch.tensor([0.25])
+        half.mul_(2)
+        return x + torch.erfinv(half)
+
+
+class OfInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.erfinv(x)
+
+
 def traced(module: nn.Module) -> torch.export.ExportedProgram:
     moving = dict.fromkeys(range(2), torch.export.Dim.AUTO)
     return torch.export.export(module, (torch.zeros(2, 6),), dynamic_shapes={"x": moving}, strict=False)
 
 
-@pytest.mark.parametrize("kind", [Marked, Largest, Smallest, Mean, MeanWithSelf, Most])
+@pytest.mark.parametrize("kind", [Marked, Largest, Smallest, Mean, MeanWithSelf, Most, Sparse, Table])
 def test_the_numbers_are_those_of_torch(kind: type[nn.Module], tmp_path: Path) -> None:
     module, path = kind(), tmp_path / "model.onnx"
     with exporter.quiet():
@@ -86,3 +111,9 @@ def test_the_numbers_are_those_of_torch(kind: type[nn.Module], tmp_path: Path) -
 def test_places_of_extremes_are_left() -> None:
     program = translatable(traced(Places()))
     assert any(node.target is torch.ops.aten.cummax.default for node in program.graph.nodes)
+
+
+@pytest.mark.parametrize("kind", [OfInput, Changed])
+def test_functions_of_what_varies_are_left(kind: type[nn.Module]) -> None:
+    program = translatable(traced(kind()))
+    assert any(node.target is torch.ops.aten.erfinv.default for node in program.graph.nodes)

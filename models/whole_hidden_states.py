@@ -16,7 +16,9 @@ def last_hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
     states: list[Tensor] = []
     module: Any = model
     # some heads, such as those of OPT and of BART's decoder, call the decoder inside their base model themselves
-    bodies = {id(body): body for body in (module.get_decoder(), module.base_model)}.values()
+    own = {id(body): body for body in (module.get_decoder(), module.base_model) if body is not model}
+    # both are the model itself if the class names its body otherwise than it says (Llama 4)
+    bodies = [*own.values()] or [body for body in model.children() if hasattr(body, "get_decoder")]
     found: list[list[Tensor]] = [[] for _ in bodies]
     hooks = [
         body.register_forward_hook(lambda _, __, made, into=into: into.append(made[0]))

@@ -13,10 +13,12 @@ from posexport.models.whole_hidden_states import last_hidden_states  # noqa: E40
 
 SIZES = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 BART = {"vocab_size": 16, "d_model": 8, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
+LLAMA4 = SIZES | {"head_dim": 4, "num_key_value_heads": 1, "intermediate_size_mlp": 8, "num_local_experts": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "the head calls its base model": ("LlamaConfig", "LlamaForCausalLM", SIZES),
     "the head calls the decoder inside it": ("OPTConfig", "OPTForCausalLM", SIZES | {"word_embed_proj_dim": 8}),
     "a decoder taken from an encoder-decoder": ("BartConfig", "BartForCausalLM", BART),
+    "a body with another name than the class says": ("Llama4TextConfig", "Llama4ForCausalLM", LLAMA4),
     "all layers in one module": ("BloomConfig", "BloomForCausalLM", {"vocab_size": 16, "hidden_size": 8, "n_head": 2}),
 }
 

@@ -105,7 +105,8 @@ def judged(wrong: Path, sound: Path, rewritten: Path, inputs: list[Arrays], limi
         actual = outputs_of(changed, feeds)
         own = difference(expected, actual, feeds)
         if own > limit:
-            rounding = difference(*(evaluated(model, feeds, [*expected], wide) for wide in (True, False)), feeds)
+            exact, narrow = (evaluated(model, feeds, [*expected], wide) for wide in (True, False))
+            rounding = difference(exact, narrow, feeds)
             limit = max(limit, TIMES * rounding) if math.isfinite(rounding) else limit
         gap, others = max(gap, own), max(others, difference(right, actual, feeds))
     verdict = SAME if gap <= min(limit, others) else CORRECTED if others <= limit else BROKEN

@@ -14,15 +14,8 @@ if TYPE_CHECKING:
 
 CONVOLUTIONS = (
     *("Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool"),
-    *(
-        "QLinearAveragePool",
-        "GlobalAveragePool",
-        "GlobalMaxPool",
-        "QLinearGlobalAveragePool",
-        "LpPool",
-        "Resize",
-        "Upsample",
-    ),
+    *("LpPool", "QLinearAveragePool", "GlobalAveragePool", "GlobalMaxPool", "QLinearGlobalAveragePool"),
+    *("Resize", "Upsample"),
 )
 _FILTERS = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Where a convolution reads its weights [channels, ...]."""

@@ -55,6 +55,10 @@ class View:
     _ran: dict[str, ir.DataType] = attrs.field(factory=dict, init=False, repr=False)
     """The dtypes, found by a run, of values whose dtype the graph doesn't state."""
 
+    def operator_of(self, name: str) -> Expanded | None:
+        """The operator that a node of this name comes from; None if the node was always in the graph."""
+        return next((one for one in self.expanded if name in one.nodes), None)
+
     def shapes(self, values: Iterable[ir.Value]) -> dict[str, tuple[int, ...]]:
         """The probed shape of each value."""
         return {value.name or "": self.probe.shape(value) for value in values}

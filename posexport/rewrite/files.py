@@ -38,7 +38,6 @@ from posexport.rewrite.angles.parameters import UNKNOWN as ANGLES_UNKNOWN
 from posexport.rewrite.angles.result import PARITY, SiteAngles
 from posexport.rewrite.angles.rewriter import rewrite_exactly
 from posexport.rewrite.branches import rewrite_branches, rewrite_with_choices
-from posexport.rewrite.in_form import operator_of
 from posexport.rewrite.request import LOWEST_OPSET, RewriteOptions
 from posexport.rewrite.result import ALREADY, KEPT, REWRITTEN, RewriteResult, block_of, rounded, site_record
 from posexport.rewrite.rewriter import Rewritten, SiteResult, rewrite_as
@@ -150,7 +149,7 @@ def _checked(model: ir.Model, rewritten: Rewritten, options: RewriteOptions) -> 
     roles = rewritten.roles
     buffers = grown_caches(roles) if options.kv_cache is not None else ()
     views = [(site.view, site.attention.name) for site in rewritten.sites if site.state == REWRITTEN]
-    operators = [operator_of(view, name) for view, name in views if view is not None]
+    operators = [view.operator_of(name) for view, name in views if view is not None]
     # what one of ONNX Runtime's operators gives to a query that sees no key depends on its kernel
     told = all(one is None or not domain_of(one.node) for one in operators)
     few = most_of_few(rewritten.original, rewritten.model)

@@ -40,7 +40,7 @@ _ROTATIONS = {"native": ("", "RotaryEmbedding"), "contrib": ("com.microsoft", "R
 
 def is_in_form(view: View, attention: Attention, form: str, target: str) -> bool:
     """Whether a site is written as the form writes it for the target."""
-    core = operator_of(view, attention.softmax.name or "")
+    core = view.operator_of(attention.softmax.name or "")
     if form == "decomposed":
         return core is None and all(not _operators(view, side) for side in (attention.q, attention.k))
     if form == "function" or core is None:
@@ -48,11 +48,6 @@ def is_in_form(view: View, attention: Attention, form: str, target: str) -> bool
     cores = _CORES[form, "ort" if target == "ort" else ""]
     takes = cores.get((domain_of(core.node), core.node.op_type), _never)
     return takes(core) and all(_rotates_in_form(view, side, form, core) for side in (attention.q, attention.k))
-
-
-def operator_of(view: View, name: str) -> Expanded | None:
-    """The operator that a node comes from, None if the node was always in the graph."""
-    return next((one for one in view.expanded if name in one.nodes), None)
 
 
 def _operators(view: View, side: Side) -> list[Expanded]:

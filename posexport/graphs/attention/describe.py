@@ -180,7 +180,7 @@ class Describer:
     def _carrier(self, attention: Attention) -> Data:
         """The operator and nodes that compute an attention, its dtypes, and the runtimes where it is one kernel."""
         origin, dtype = self._origins.of(attention.softmax), self._dtype(attention)
-        operator = next((one for one in self.view.expanded if attention.softmax.name in one.nodes), None)
+        operator = self.view.operator_of(attention.softmax.name or "")
         carried = Carried(
             operator=origin.operator,
             dtype=dtype,

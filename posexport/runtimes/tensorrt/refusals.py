@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from posexport.artifact.onnx_limits import nodes_within
 from posexport.errors import RequestError, shown
 from posexport.runtimes.tensorrt.options import PlanOptions
 
@@ -64,7 +65,8 @@ the root of a negative scale."""
 
 def check_read(name: str, file: str, model: onnx.ModelProto) -> None:
     """RequestError for an Attention that the parser would take and compute wrongly."""
-    for node in _all_nodes(model):
+    nodes = (node for holder in (model.graph, *model.functions) for _, node in nodes_within(holder) if node)
+    for node in nodes:
         if node.op_type != "Attention" or node.domain not in ("", "ai.onnx"):
             continue
         attributes = {one.name: one for one in node.attribute}
@@ -78,15 +80,6 @@ def check_read(name: str, file: str, model: onnx.ModelProto) -> None:
                 f"{name} would take the Attention {label} of {file!r} without its {found[0]}, and compute something "
                 f"else: {_of_attention(ours)}."
             )
-
-
-def _all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of the graph and of the functions, also those in branches and bodies."""
-    pending = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    while pending:
-        node = pending.pop()
-        yield node
-        pending += [inner for one in node.attribute for graph in (one.g, *one.graphs) for inner in graph.node]
 
 
 def parser_error(name: str, file: str, parser: Any, model: onnx.ModelProto) -> RequestError:

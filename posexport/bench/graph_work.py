@@ -27,7 +27,7 @@ from posexport.errors import RequestError, shown
 from posexport.graphs.attention.attention import Attention, UnknownAttention
 from posexport.graphs.attention.dataflow import bodies
 from posexport.graphs.attention.describe import Describer
-from posexport.graphs.attention.origins import scores_product, values_product
+from posexport.graphs.attention.origins import values_product
 from posexport.graphs.axes import ENCODER, PAST, SEQ, SLOTS
 from posexport.graphs.branches import has_branches
 from posexport.graphs.draw import draw_inputs
@@ -83,10 +83,10 @@ class _Counter:
         for one in view.attentions:
             if isinstance(one, UnknownAttention):
                 raise RequestError(f"attention {shown(one.name)} is not recognised: {one.reason.text}")
-            scores, values = scores_product(view, one), values_product(one)
-            if scores is None or values is None:
+            values = values_product(one)
+            if values is None:
                 raise RequestError(f"the products of attention {shown(one.name)} are not known")
-            self._attentions[values] = (one, describer.describe(one), scores.node)
+            self._attentions[values] = (one, describer.describe(one), one.scores.node)
         inner = {scores for _, _, scores in self._attentions.values()} | {*self._attentions}
         self._products = [
             node

@@ -15,6 +15,7 @@ from posexport.artifact.graph_file import GraphFile, read_graph
 from posexport.artifact.weights_on_disk import read_with_weights_on_disk
 from posexport.errors import RequestError, shown
 from posexport.graphs.opset_changes import means_the_same
+from posexport.graphs.selections import with_selections
 from posexport.graphs.sequences import without_sequences
 
 
@@ -160,13 +161,14 @@ def _fits(model: ir.Model, function: ir.Function, domain: str, opsets: dict[str,
 
 
 def live(model: ir.Model, kept: str | None = None) -> ir.Model:
-    """`inlined`, with parts in place of sequences and without unused nodes of the main graph.
+    """`inlined`, with parts in place of sequences, with choices as Where, and without unused nodes of the main graph.
 
-    posexport.graphs.sequences makes the parts. A node is unused if no output of the graph is computed from it. Weights
-    stay.
+    posexport.graphs.sequences makes the parts, and posexport.graphs.selections the choices. A node is unused if no
+    output of the graph is computed from it. Weights stay.
     """
     graph = inlined(model, kept).graph
     without_sequences(graph)
+    with_selections(graph)
     pending = [*graph]
     while pending:
         node = pending.pop()

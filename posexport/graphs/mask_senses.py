@@ -22,7 +22,7 @@ _LAYS_OUT = {"Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose", "Slice", 
 _CUTS = {"Gather", "Pad"}
 """Operators that choose some of the truth values, or put others beside them, if these are their first input."""
 
-_JOINS = {"And", "Or", "Concat"}
+_JOINS = {"And", "Or", "Concat", "Min", "Max"}
 """Operators that combine truth values with others, or put them beside others."""
 
 _LOW = -1e3

@@ -216,6 +216,8 @@ def _guesses(
     for name, kind in kinds.items():
         if kind in _BY_SENSE.values() and name not in given:
             kinds[name] = _BY_SENSE.get(sense_of(values[name]) or "", kind)
+            if kinds[name] == "attention_mask" and _is_of_encoder(name, kinds):
+                kinds[name] = "encoder_attention_mask"
     return kinds
 
 
@@ -326,6 +328,13 @@ def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) 
     for name, kind in kinds.items():
         if name not in given and "decoder" not in name and kind in ("token_ids", "attention_mask"):
             kinds[name] = f"encoder_{kind}"
+
+
+def _is_of_encoder(name: str, names: Iterable[str]) -> bool:
+    """Whether a mask is named as that of an encoder, and other inputs as those of its decoder."""
+    plain = [plain_name(other) for other in names]
+    sides = ((source, target) for source, target in _SIDES if re.match(source, plain_name(name)))
+    return any(re.match(target, other) for _, target in sides for other in plain)
 
 
 def _unknown(name: str, value: ir.Value) -> RequestError:

@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from posexport.graphs.attention.attention import Attention
 from posexport.graphs.attention.dataflow import bodies, values_read
-from posexport.graphs.attention.origins import scores_product
 from posexport.graphs.nodes import Nodes
 from posexport.graphs.symbolic_sizes import ONE, Size
 from posexport.graphs.view import View
@@ -30,8 +29,7 @@ def move_lengths(
     if caches are buffers: then no shape of a former cache may be read, wherever it is used. False if these inputs are
     computed from the site's own result in another way, or from a shape of it whose lengths aren't known.
     """
-    product = scores_product(view, attention)
-    scores = None if product is None else values.get(product.result.name or "")
+    scores = values.get(attention.scores.result.name or "")
     inner = _replaced(attention, values, site) | ({scores} if scores is not None else set())
     before = {value.name: value for node in view.model.graph for value in node.outputs}
     known = _known_lengths(view, attention, site, values, nodes, total)

@@ -52,6 +52,10 @@ NUMBERS = {
     "is more": ("e = Greater (m, zero) y = Where (e, x, low)", SHOWS),
     "is more than one": ("e = Greater (m, one) y = Where (e, x, low)", None),
     "two less": ("n = Sub (two, m) a = Mul (n, low) y = Add (a, x)", None),
+    "the least of two": (
+        "l = Cast <to: int = 1> (later) a = Min (m, l) n = Sub (one, a) c = Mul (n, low) y = Add (c, x)",
+        SHOWS,
+    ),
     "half": ("h = Mul (m, half) n = Sub (half, h) a = Mul (n, low) y = Add (a, x)", SHOWS),
     "a mask in between": (
         "b = Cast <to: int = 9> (m) a = And (later, b) f = Cast <to: int = 1> (a) "

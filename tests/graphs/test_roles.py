@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 from graph_signatures import Signature, graph_of
 from onnx import helper
@@ -362,3 +364,18 @@ def test_every_role_has_a_place_in_the_tables() -> None:
     from posexport.graphs.draw import MAKERS
 
     assert set(ROLES) == set(KNOWN_AXES) == set(MAKERS)
+
+
+def test_masks_of_an_encoder_and_its_decoder_by_what_they_do() -> None:
+    """Keras names masks that show keys padding masks."""
+    text = """<ir_version: 10, opset_import: ["" : 18]> g (
+        int64[b, s] encoder_token_ids, int64[b, s] encoder_padding_mask,
+        int64[b, t] decoder_token_ids, int64[b, t] decoder_padding_mask) => (y, z)
+        <float low = {-1e9}, float zero = {0}> {
+        e = Cast<to = 9>(encoder_padding_mask) y = Where(e, zero, low)
+        d = Cast<to = 9>(decoder_padding_mask) z = Where(d, zero, low)
+    }"""
+    roles = roles_of(ir.serde.deserialize_model(onnx.parser.parse_model(text)))
+    assert [role.kind for role in roles.values()] == [
+        *("encoder_token_ids", "encoder_attention_mask", "token_ids", "attention_mask")
+    ]

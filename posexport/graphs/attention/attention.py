@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from posexport.errors import Reason
 from posexport.graphs.attention.heads import Side, Source
+from posexport.graphs.attention.products import Product
 from posexport.graphs.attention.score_axes import ScoreAxes, queries_of
 from posexport.graphs.attention.scores import Term
 from posexport.graphs.attention.turned_parts import Turn
@@ -21,12 +22,12 @@ class Attention:
     """One attention of a graph.
 
     `name` is the name of its softmax or operator, `layer` its place among the attentions of the graph. `near` is the
-    same attention without the nodes before and after its two products. `logits` have the axes `logits_axes`
-    (posexport.graphs.attention.score_axes). `sinks` are values, or one logit for all heads. `output` is the result
-    [B, N, S, D] as the graph lays it out. `square`: whether there are as many keys as queries. `divides_zeros`: whether
-    the graph divides zero by zero for a query that sees no key. `guard`: a query gets zeros if its masks and biases are
-    at most this for all keys; None if the graph never gives zeros. `weight_factors` multiply the weights of each head,
-    or of all heads if there is only one.
+    same attention without the nodes before and after its two products. `scores` is the product of queries (`left`) and
+    keys (`right`). `logits` have the axes `logits_axes` (posexport.graphs.attention.score_axes). `sinks` are values, or
+    one logit for all heads. `output` is the result [B, N, S, D] as the graph lays it out. `square`: whether there are
+    as many keys as queries. `divides_zeros`: whether the graph divides zero by zero for a query that sees no key.
+    `guard`: a query gets zeros if its masks and biases are at most this for all keys; None if the graph never gives
+    zeros. `weight_factors` multiply the weights of each head, or of all heads if there is only one.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Attention:
     q: Side
     k: Side
     v: Side
+    scores: Product
     terms: tuple[Term, ...]
     head_scales: tuple[tuple[ir.Value, bool], ...]
     sinks: ir.Value | float | None

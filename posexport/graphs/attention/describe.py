@@ -29,7 +29,7 @@ from posexport.graphs.attention.logits import AddedToScores
 from posexport.graphs.attention.masks import mask_of
 from posexport.graphs.attention.measure import Measure
 from posexport.graphs.attention.order import acts_in_order
-from posexport.graphs.attention.origins import CallSites, Origins, scores_product
+from posexport.graphs.attention.origins import CallSites, Origins
 from posexport.graphs.attention.projection import keeps_order, norm_of, projection_of
 from posexport.graphs.attention.rotary import BARRIERS, Rotary
 from posexport.graphs.attention.rotation import layout_of, rotary_encoding, unknown
@@ -129,10 +129,10 @@ class Describer:
 
     def _tells_heads(self, attention: Attention) -> bool:
         """Whether the number of heads is known: heads have an axis, or are traced from the features of one token."""
-        product, probe = scores_product(self.view, attention), self.view.probe
-        if product is None or len(probe.shape(product.result)) != 3:
+        probe = self.view.probe
+        if len(probe.shape(attention.scores.result)) != 3:
             return True
-        return traced_heads(self.view.flow, probe, product) is not None
+        return traced_heads(self.view.flow, probe, attention.scores) is not None
 
     def _scales_of_all_heads(self, attention: Attention) -> list[float]:
         """The numbers that all scores are multiplied by on all inputs, such as the root of a fixed length."""
@@ -295,13 +295,10 @@ class Describer:
 
     def _query_factor(self, attention: Attention) -> Data | None:
         """The factor of queries or keys that depends on their positions, besides a rotation; None if there is none."""
-        product = scores_product(self.view, attention)
-        for name, side, operand in (
-            ("queries", attention.q, None if product is None else product.left),
-            ("keys", attention.k, None if product is None else product.right),
-        ):
+        product = attention.scores
+        for name, side, operand in (("queries", attention.q, product.left), ("keys", attention.k, product.right)):
             start = side.source.value if side.rotary is None else side.rotary.target
-            if operand is None or side.cache is not None or side.rotates != (side.rotary is not None):
+            if side.cache is not None or side.rotates != (side.rotary is not None):
                 continue
             flow = self.view.flow
             above = flow.between(_beginning(flow, side.source.value), side.source.value)

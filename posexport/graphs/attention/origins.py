@@ -12,8 +12,7 @@ import attrs
 import onnx_ir as ir
 
 from posexport.graphs.attention.attention import Attention
-from posexport.graphs.attention.products import WEIGHTED, Product, product_of
-from posexport.graphs.attention.scores import Declined, scores_of
+from posexport.graphs.attention.products import WEIGHTED, product_of
 from posexport.graphs.expand import domain_of
 from posexport.graphs.view import View
 
@@ -96,19 +95,10 @@ class Origins:
     def core(self, attention: Attention) -> dict[str, str]:
         """The names of the softmax and the products of an attention; they are equal if one node computes all three."""
         names = {"softmax": self.of(attention.softmax).name}
-        scores = scores_product(self._view, attention)
-        names["scores"] = "" if scores is None else self.of(scores.node).name
+        names["scores"] = self.of(attention.scores.node).name
         product = values_product(attention)
         names["values"] = "" if product is None else self.of(product).name
         return names
-
-
-def scores_product(view: View, attention: Attention) -> Product | None:
-    """The product of queries and keys; None if it is not found."""
-    try:
-        return scores_of(view.flow, view.probe, attention.logits).product
-    except Declined:
-        return None
 
 
 def values_product(attention: Attention) -> ir.Node | None:

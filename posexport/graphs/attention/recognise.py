@@ -211,6 +211,7 @@ def _attention(
         q=q,
         k=k,
         v=v,
+        scores=scores.product,
         terms=tuple(attrs.evolve(term, axes=axes.get(term.level, USUAL)) for term in scores.terms),
         head_scales=_head_scales(flow, probe, scores, heads),
         sinks=_sinks(probe, scores.sinks, heads),

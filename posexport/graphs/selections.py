@@ -1,0 +1,164 @@
+"""Replaces choices that are written with products by Where.
+
+    x m + k (1 - m)  =  Where(m, x, k), where m is 0 or 1 and k is a number
+
+TensorFlow's converters write SelectV2 in this way, and GPT hides its keys by it. The results are the same unless x is
+infinite or no number. Other sums stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx_ir as ir
+
+from posexport.graphs.attention.behind import PASSED
+from posexport.graphs.attention.dataflow import constant_of
+from posexport.graphs.node_arguments import input_of
+
+_MOVES = {*PASSED, "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Tile", "Slice", "Gather", "Trilu"}
+"""Operators that give only numbers of their first input, in any order, and zeros."""
+
+
+@attrs.frozen
+class _Factor:
+    """A factor that is 1 where `condition` is true, or where it is false if `turned`."""
+
+    condition: ir.Value
+    turned: bool
+
+
+def with_selections(graph: ir.Graph) -> None:
+    """Replace the sums of a graph that choose between a value and a number."""
+    for node in [*graph]:
+        made = _selection(node) if node.op_type in ("Add", "Sub") and not node.domain else []
+        if not made:
+            continue
+        graph.insert_before(node, made)
+        old, new = node.outputs[0], made[-1].outputs[0]
+        name, new.shape, new.type = old.name, old.shape, old.type
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        old.name, new.name = f"{name}/sum", name
+        graph.remove(node, safe=True)
+
+
+def _selection(node: ir.Node) -> list[ir.Node]:
+    """The nodes that replace a sum, the last one with its value; empty if the sum is no such choice."""
+    first, second = node.inputs[0], node.inputs[1]
+    if first is None or second is None:
+        return []
+    orders = [(first, second)] if node.op_type == "Sub" else [(first, second), (second, first)]
+    for product, other in orders:
+        for value, factor in _products(product):
+            number = _number_where_hidden(other, factor)
+            if number is not None and constant_of(value) is None:
+                return _where(node, value, factor, -number if node.op_type == "Sub" else number)
+    return []
+
+
+def _where(node: ir.Node, value: ir.Value, factor: _Factor, number: np.generic) -> list[ir.Node]:
+    name, made, condition = node.name or f"{node.outputs[0].name}/chosen", list[ir.Node](), factor.condition
+    if condition.dtype != ir.DataType.BOOL:
+        made.append(_node("Cast", f"{name}/condition", [condition], to=ir.DataType.BOOL))
+        condition = made[-1].outputs[0]
+    made.append(_node("Constant", f"{name}/number", [], value=ir.tensor(np.asarray(number))))
+    sides = [value, made[-1].outputs[0]]
+    return [*made, _node("Where", name, [condition, *(sides[::-1] if factor.turned else sides)])]
+
+
+def _products(value: ir.Value) -> Iterator[tuple[ir.Value, _Factor]]:
+    """The value and the factor, zero or one, of a product."""
+    node = value.producer()
+    if node is None or node.op_type != "Mul":
+        return
+    for one, other in _both_orders(node):
+        factor = _factor(other)
+        if factor is not None:
+            yield one, factor
+
+
+def _number_where_hidden(value: ir.Value, factor: _Factor) -> np.generic | None:
+    """The number that a value is where a factor is zero, if it is zero where the factor is one."""
+    node = value.producer()
+    tensor = constant_of(value)
+    if tensor is not None:
+        return _number_of_table(tensor.numpy(), factor)
+    if node is None or node.op_type not in ("Mul", "Neg"):
+        return None
+    if node.op_type == "Neg":
+        number = None if node.inputs[0] is None else _number_where_hidden(node.inputs[0], factor)
+        return None if number is None else -number
+    for one, other in _both_orders(node):
+        tensor, found = constant_of(one), _factor(other)
+        same = found is not None and found.condition is factor.condition and found.turned != factor.turned
+        if same and tensor is not None and tensor.size == 1 and tensor.dtype.is_floating_point():
+            number = tensor.numpy().reshape(-1)[0]
+            return number if np.isfinite(number) else None
+    return None
+
+
+def _number_of_table(table: np.ndarray, factor: _Factor) -> np.generic | None:
+    """The one number of a table where a factor that is a constant is zero, if the table is zero elsewhere."""
+    mask = constant_of(factor.condition)
+    if mask is None or table.dtype.kind != "f" or mask.numpy().shape != table.shape:
+        return None
+    hidden = (mask.numpy() != 0) == factor.turned
+    numbers = np.unique(table[hidden])
+    return numbers[0] if len(numbers) == 1 and np.isfinite(numbers[0]) and not table[~hidden].any() else None
+
+
+def _factor(value: ir.Value) -> _Factor | None:
+    """The condition of a value that is zero or one on all inputs; None for other values."""
+    turned = False
+    while (node := value.producer()) is not None and node.inputs and node.inputs[0] is not None:
+        if node.op_type == "Not":
+            turned = not turned
+            value = node.inputs[0]
+        elif node.op_type in PASSED and not _gives_truths(node):
+            value = node.inputs[0]
+        elif node.op_type == "Sub" and _is_one(node.inputs[0]) and (right := input_of(node, 1)) is not None:
+            turned = not turned
+            value = right
+        else:
+            break
+    return _Factor(value, turned) if _is_binary(value) else None
+
+
+def _is_one(value: ir.Value) -> bool:
+    tensor = constant_of(value)
+    return tensor is not None and tensor.size == 1 and bool(tensor.numpy().reshape(-1)[0] == 1)
+
+
+def _is_binary(value: ir.Value) -> bool:
+    """Whether a value has only truth values, or the numbers 0 and 1, on all inputs."""
+    while True:
+        node, tensor = value.producer(), constant_of(value)
+        if value.dtype == ir.DataType.BOOL or (node is not None and _gives_truths(node)):
+            return True
+        if tensor is not None:
+            numbers = tensor.numpy()
+            return numbers.dtype.kind in "fiub" and bool(((numbers == 0) | (numbers == 1)).all())
+        if node is None or node.op_type not in _MOVES or not node.inputs or node.inputs[0] is None:
+            return False
+        value = node.inputs[0]
+
+
+def _gives_truths(node: ir.Node) -> bool:
+    """Whether a node gives truth values whatever it reads."""
+    return node.op_type in _TRUTHS or (node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.BOOL)
+
+
+_TRUTHS = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"}
+"""Operators that give truth values."""
+
+
+def _both_orders(node: ir.Node) -> Iterable[tuple[ir.Value, ir.Value]]:
+    first, second = node.inputs[0], node.inputs[1]
+    return [] if first is None or second is None else [(first, second), (second, first)]
+
+
+def _node(op_type: str, name: str, inputs: list[ir.Value], **attributes: Any) -> ir.Node:
+    return ir.node(op_type, inputs, attributes, name=name, outputs=[ir.Value(name=name)])

@@ -36,7 +36,8 @@ def quantised(case: Mapping[str, Any]) -> onnx.ModelProto:
     """One QAttention with its output projection. Its features are quantised as they come."""
     how, g, rng = PLAIN | dict(case), Graph(), np.random.default_rng(0)
     x, x_scale, x_zero = g.parts("DynamicQuantizeLinear", 3, "features")
-    weights = g.constant(rng.integers(-127, 128, (HIDDEN, 3 * HIDDEN)), np.int8)
+    # 7 bits: on CPUs without VNNI, ONNX Runtime's sums of two products with signed weights saturate at 16 bits
+    weights = g.constant(rng.integers(-63, 64, (HIDDEN, 3 * HIDDEN)), np.int8)
     scale = g.constant(rng.uniform(0.002, 0.006, 3 * HIDDEN) if how["columns"] else 0.004, np.float32)
     zeros = g.constant([3] * 3 * HIDDEN if how["zeros"] > 1 else 3, np.int8)
     inputs = [_info("features", TensorProto.FLOAT, "batch", "seq", HIDDEN)]

@@ -24,6 +24,7 @@ from posexport.files import staged
 from posexport.graphs.load import model_at
 from posexport.runtimes import Runtime
 from posexport.runtimes.base import Arrays
+from posexport.runtimes.integer_products import ADVICE, overflows
 from posexport.runtimes.pool import result
 from posexport.spec.arrays import Array
 from posexport.verify.graph.cases import GraphCase
@@ -104,7 +105,8 @@ class _Search:
         for node in nodes:
             how = self._departs(node, have, exact, own)
             if how is not None:
-                return f"{_called(node)} is the first whose output differs from float64: {how}"
+                cause = f" ({ADVICE})" if overflows(node.op_type, self._row.name) else ""
+                return f"{_called(node)} is the first whose output differs from float64: {how}{cause}"
         return self._halving(nodes, exact, own) or ONLY_AS_A_WHOLE
 
     def _halving(self, nodes: list[ir.Node], exact: Arrays, own: Arrays) -> str | None:

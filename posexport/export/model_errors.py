@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import nn
 
 from posexport.errors import RequestError, said
 from posexport.export.layer_kinds import LayersDifferError
+from posexport.export.random_draws import draw_of
 from posexport.runtimes.trace_errors import chain_of, known_kind, place_of
 
 _SENTENCES = (RequestError, LayersDifferError, MemoryError)
@@ -87,16 +87,13 @@ def exporting_some_layers() -> Iterator[None]:
         raise LayersDifferError(f"the model can't be traced without all layers: {error}") from error
 
 
-_DRAWS = ("RandomNormalLike", "RandomUniformLike", "RandomNormal", "RandomUniform", "Bernoulli", "Multinomial")
-"""ONNX's operators that draw random numbers."""
-
-
-def check_draws_nothing(model: ir.Model, architecture: str) -> None:
+def check_draws_nothing(program: torch.export.ExportedProgram, architecture: str) -> None:
     """RequestError for a model that draws random numbers outside training, as ViTMAE hides patches at random."""
-    if any(node.op_type in _DRAWS for node in model.graph.all_nodes()):
+    drawn = draw_of(program)
+    if drawn is not None:
         raise RequestError(
-            f"{architecture} draws random numbers, so transformers itself gives other results each time, and no file "
-            "can be compared with it: it is not exported as a whole."
+            f"{architecture} draws random numbers ({drawn}), so transformers itself gives other results each time, and "
+            "no file can be compared with it: it is not exported as a whole."
         )
 
 

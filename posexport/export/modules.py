@@ -29,6 +29,7 @@ from posexport.export.expert_loops import LoopsOverAllExperts
 from posexport.export.fewer_nodes import with_fewer_nodes
 from posexport.export.module_axes import Axes
 from posexport.export.module_conversions import traced_conversions
+from posexport.export.random_draws import draw_of
 from posexport.export.traced import describe, name_values, translatable
 from posexport.graphs.function_bodies import DOMAIN, Functions
 from posexport.progress import Progress, silent
@@ -141,6 +142,7 @@ def export_any(
                 # fix sizes, or make them equal
                 prefer_deferred_runtime_asserts_over_guards=not axes.found,
             )
+            _check_draws_nothing(program, module)
             program = translatable(program)
         progress("writing the graph")
         with tracing(module, not axes.found):
@@ -186,13 +188,30 @@ def _run(module: torch.nn.Module, bound: Bound) -> dict[str, torch.Tensor]:
     """The outputs of a call; RequestError for a forward that changes a tensor in place, which a graph can't do."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **tensors_of(bound)}
     before = {name: tensor._version for name, tensor in held.items()}
+    buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
     outputs = outputs_of(module(*bound.args, **bound.kwargs))
     changed = [name for name, tensor in held.items() if tensor._version != before[name]]
+    # a batch norm in training changes its averages without a new version
+    changed += [name for name, tensor in module.named_buffers() if not _equal(tensor, buffers.get(name, tensor))]
     if changed:
         raise RequestError(
             f"forward changes {shown(changed[0])} in place, and a graph has no state: return the new value instead."
         )
     return outputs
+
+
+def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.shape == second.shape and bool(((first == second) | ((first != first) & (second != second))).all())
+
+
+def _check_draws_nothing(program: torch.export.ExportedProgram, module: torch.nn.Module) -> None:
+    """RequestError for a module that draws random numbers in eval mode."""
+    drawn = draw_of(program)
+    if drawn is not None:
+        raise RequestError(
+            f"{type(module).__name__} draws random numbers also in eval mode ({drawn}), so no file can be compared "
+            "with it: draw them in training only, as dropout does with training=self.training, or make them an input."
+        )
 
 
 @contextmanager

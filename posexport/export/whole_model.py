@@ -187,7 +187,6 @@ class _Export:
         if layers is not None:
             _drop_untraced(model, layers)
         exporter.finish(model, how.form)
-        check_draws_nothing(model, self.pretrained.architecture)
         boundaries = None if layers is None else without_markers(model, layers)
         _name_dimensions(model, signature)
         tensors = CheckpointTensors(self.pretrained)
@@ -258,6 +257,7 @@ class _Export:
                     strict=False,
                     prefer_deferred_runtime_asserts_over_guards=True,
                 )
+            check_draws_nothing(program, self.pretrained.architecture)
             _check_sizes(program, signature, self.pretrained)
             program = translatable(program)
             self.progress("writing the graph")

@@ -146,17 +146,19 @@ def open_pretrained(folder: Path) -> Pretrained:
     # transformers names packages with GPU kernels when a model first runs
     logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     model, problem = None, ""
+    # a class's own method reads further files, and may not return what was loaded
+    load = transformers.PreTrainedModel.from_pretrained.__func__
     with quiet(transformers), limited_to(folder, len(tensors), stored):
         for kernel in KERNELS:
             try:
                 options = {"attn_implementation": kernel, "local_files_only": True, "use_safetensors": True}
                 options |= {"dtype": "auto", "output_loading_info": True}
                 options["ignore_mismatched_sizes"] = True  # mismatches are listed, and refused below
-                model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
+                model, loaded = load(known, str(folder), trust_remote_code=False, **options)
                 pools = POOLING in signature(known.__init__).parameters and not tensors.has_module("pooler")
                 if pools and any("pooler" in name.split(".") for name in loaded["missing_keys"]):
                     options[POOLING] = False  # config.json does not say it
-                    model, loaded = known.from_pretrained(str(folder), trust_remote_code=False, **options)
+                    model, loaded = load(known, str(folder), trust_remote_code=False, **options)
                 break
             except RequestError:
                 raise

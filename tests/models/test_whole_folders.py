@@ -174,3 +174,15 @@ def test_files_of_all_tokenizers_are_beside_the_model(folder: Path) -> None:
         (folder / name).write_bytes(b"{}")
     assert export(folder).exit_code == 0
     assert all(folder.with_name(name).is_file() for name in names)
+
+
+def test_a_class_with_a_method_of_its_own_that_loads_weights(tmp_path: Path) -> None:
+    """JEV's returns no list of what was loaded. The refusal was AttributeError: 'tuple' has no 'decision_config'."""
+    transformers: Any = pytest.importorskip("transformers")
+    kind = getattr(transformers, "JevForDecision", None)
+    if kind is None:
+        pytest.skip("this version of transformers has no JEV")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = transformers.LlamaConfig(**sizes, vocab_size=16)
+    kind(transformers.JevConfig(text_config=text, hidden_size=8)).save_pretrained(tmp_path / "jev")
+    refused(export(tmp_path / "jev"), "JevForDecision needs marks and num_options and question_type_ids too, which a ")

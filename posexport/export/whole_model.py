@@ -43,6 +43,7 @@ from posexport.graphs.inspection import described_one
 from posexport.models.pretrained import DECODER, ENCODER, Pretrained, main_dtype, without_values
 from posexport.models.whole import SEQUENCE, Signature, decoder_of, unchanged, without_keys_of_others
 from posexport.models.whole_encoder import encoder_of
+from posexport.models.whole_kept_keys import check_keys
 from posexport.models.whole_padding import check_rows
 from posexport.models.whole_translator import translator_of
 from posexport.progress import Progress, silent
@@ -110,6 +111,7 @@ def export_whole(pretrained: Pretrained, how: HowToExport, progress: Progress = 
     dtype = how.dtype or main_dtype(pretrained)
     if pretrained.kind == ENCODER:
         check_rows(pretrained.model)
+    check_keys(pretrained.model, trained_length(pretrained.folder))
     with without_values(pretrained, dtype):
         progress("running the model")
         with running(pretrained.model, pretrained.kind == DECODER):

@@ -12,6 +12,7 @@ from posexport.artifact.manifest import (
     BUILDERS,
     MISMATCH,
     MOMENTS,
+    PlanKernels,
     PlanManifest,
     Profiles,
     changed,
@@ -61,11 +62,24 @@ def plan_contradictions(path: Path, manifest: PlanManifest) -> str:
     holds = {
         f"tools.{builder.name}": not manifest.tools or built_by == {builder.name: builder.version},
         "sizes.plan": manifest.sizes.get("plan") in (None, path.stat().st_size),
+        "sizes": all(size is None or size >= 0 for size in manifest.sizes.values()),
+        "memory_limit": manifest.memory_limit is None or manifest.memory_limit >= 0,
+        "kernels": _are_counted(manifest.kernels),
         "external_data": not manifest.external_data,
         "profiles": _are_sound(manifest.profiles, {tensor.name: tensor.shape for tensor in manifest.inputs}),
     }
     keys = [key for key, fine in holds.items() if not fine]
     return f"its {', '.join(keys)}" if keys else ""
+
+
+def _are_counted(kernels: PlanKernels) -> bool:
+    """Whether no count is negative, and counts are those of the listed kernels."""
+    counts = (kernels.count, kernels.attention_kernels, kernels.host_steps)
+    fixed = (kernels.attention_layers, kernels.decomposed_attention)
+    if any(count is not None and count < 0 for count in (*counts, *fixed)):
+        return False
+    attention = sum(row.attention for row in kernels.rows)
+    return not kernels.rows or counts[:2] == (len(kernels.rows), attention)
 
 
 def _are_sound(profiles: Profiles, shapes: Mapping[str, Shape]) -> bool:

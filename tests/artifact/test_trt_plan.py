@@ -58,6 +58,9 @@ PLAN_EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "tools.tensorrt": lambda manifest: manifest["runtime"].update(name="tensorrt"),  # with the tools of tensorrt-rtx
     "external_data": lambda manifest: manifest.update(external_data={"zz": "0"}),
     "sizes.plan": lambda manifest: manifest["sizes"].update(plan=1),
+    "sizes": lambda manifest: manifest["sizes"].update(scratch=-5),
+    "memory_limit": lambda manifest: manifest.update(memory_limit=-1),
+    "kernels": lambda manifest: manifest["kernels"].update(count=-1),
     "profiles": lambda manifest: manifest["profiles"]["hidden_states"].update(opt=[5, 7, 256]),
 }
 
@@ -70,6 +73,19 @@ def test_a_manifest_that_contradicts_its_plan_or_itself_is_refused(key: str, tmp
     write(plan, manifest)
     with pytest.raises(RequestError, match=f"block.plan.json contradicts the plan or itself in its {key}:"):
         check_plan(plan)
+
+
+def test_the_counts_of_a_plan_are_those_of_its_listed_kernels(tmp_path: Path) -> None:
+    plan = made(tmp_path)
+    manifest = read(plan)
+    rows = [{"name": "_gemm_mha_v2", "type": "kgen", "nodes": []}, {"name": "copy", "type": "copy", "nodes": []}]
+    manifest["kernels"].update(rows=rows, count=2, attention_kernels=1)
+    write(plan, manifest)
+    check_plan(plan)
+    for key, wrong in {"count": 1, "attention_kernels": 2, "host_steps": -1, "attention_layers": -1}.items():
+        write(plan, {**manifest, "kernels": {**manifest["kernels"], key: wrong}})
+        with pytest.raises(RequestError, match="contradicts the plan or itself in its kernels:"):
+            check_plan(plan)
 
 
 def over_caches(manifest: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from posexport.graphs.attention.behind import PASSED
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.node_arguments import input_of
+from posexport.spec.arrays import Array
 
 _MOVES = {*PASSED, "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Tile", "Slice", "Gather", "Trilu"}
 """Operators that give only numbers of their first input, in any order, and zeros."""
@@ -59,12 +60,12 @@ def _selection(node: ir.Node) -> list[ir.Node]:
     return []
 
 
-def _where(node: ir.Node, value: ir.Value, factor: _Factor, number: np.generic) -> list[ir.Node]:
+def _where(node: ir.Node, value: ir.Value, factor: _Factor, number: Array) -> list[ir.Node]:
     name, made, condition = node.name or f"{node.outputs[0].name}/chosen", list[ir.Node](), factor.condition
     if condition.dtype != ir.DataType.BOOL:
         made.append(_node("Cast", f"{name}/condition", [condition], to=ir.DataType.BOOL))
         condition = made[-1].outputs[0]
-    made.append(_node("Constant", f"{name}/number", [], value=ir.tensor(np.asarray(number))))
+    made.append(_node("Constant", f"{name}/number", [], value=ir.tensor(number)))
     sides = [value, made[-1].outputs[0]]
     return [*made, _node("Where", name, [condition, *(sides[::-1] if factor.turned else sides)])]
 
@@ -80,7 +81,7 @@ def _products(value: ir.Value) -> Iterator[tuple[ir.Value, _Factor]]:
             yield one, factor
 
 
-def _number_where_hidden(value: ir.Value, factor: _Factor) -> np.generic | None:
+def _number_where_hidden(value: ir.Value, factor: _Factor) -> Array | None:
     """The number that a value is where a factor is zero, if it is zero where the factor is one."""
     node = value.producer()
     tensor = constant_of(value)
@@ -95,19 +96,19 @@ def _number_where_hidden(value: ir.Value, factor: _Factor) -> np.generic | None:
         tensor, found = constant_of(one), _factor(other)
         same = found is not None and found.condition is factor.condition and found.turned != factor.turned
         if same and tensor is not None and tensor.size == 1 and tensor.dtype.is_floating_point():
-            number = tensor.numpy().reshape(-1)[0]
+            number = tensor.numpy().reshape(())
             return number if np.isfinite(number) else None
     return None
 
 
-def _number_of_table(table: np.ndarray, factor: _Factor) -> np.generic | None:
+def _number_of_table(table: Array, factor: _Factor) -> Array | None:
     """The one number of a table where a factor that is a constant is zero, if the table is zero elsewhere."""
     mask = constant_of(factor.condition)
     if mask is None or table.dtype.kind != "f" or mask.numpy().shape != table.shape:
         return None
     hidden = (mask.numpy() != 0) == factor.turned
     numbers = np.unique(table[hidden])
-    return numbers[0] if len(numbers) == 1 and np.isfinite(numbers[0]) and not table[~hidden].any() else None
+    return numbers.reshape(()) if len(numbers) == 1 and np.isfinite(numbers[0]) and not table[~hidden].any() else None
 
 
 def _factor(value: ir.Value) -> _Factor | None:

@@ -15,8 +15,9 @@ import attrs
 import numpy as np
 import onnx_ir as ir
 
-from posexport.graphs.attention.behind import PASSED
+from posexport.graphs.attention.behind import PASSED, behind
 from posexport.graphs.attention.dataflow import constant_of
+from posexport.graphs.nearest import nearest_first
 from posexport.graphs.node_arguments import input_of
 from posexport.spec.arrays import Array
 
@@ -33,10 +34,10 @@ class _Factor:
 
 
 def with_selections(graph: ir.Graph) -> None:
-    """Replace the sums of a graph that choose between a value and a number."""
+    """Replace the sums before and after a softmax that choose between a value and a number."""
     for node in [*graph]:
         made = _selection(node) if node.op_type in ("Add", "Sub") and not node.domain else []
-        if not made:
+        if not made or not _is_by_a_softmax(node):
             continue
         graph.insert_before(node, made)
         old, new = node.outputs[0], made[-1].outputs[0]
@@ -44,6 +45,33 @@ def with_selections(graph: ir.Graph) -> None:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name, new.name = f"{name}/sum", name
         graph.remove(node, safe=True)
+
+
+def _is_by_a_softmax(node: ir.Node) -> bool:
+    """Whether a softmax reads a sum, or gives what is multiplied in it, with few operators in between."""
+
+    def readers(value: ir.Value) -> list[ir.Node]:
+        return [use.node for use in value.uses()]
+
+    def onward(value: ir.Value) -> list[ir.Value]:
+        return [after.outputs[0] for after in readers(value) if after.op_type in _BETWEEN]
+
+    below = nearest_first(node.outputs[0], onward, _DEPTH)
+    if any(after.op_type in _SOFTMAXES for value in below for after in readers(value)):
+        return True
+    products = [made for value in node.inputs if value is not None and (made := value.producer()) is not None]
+    factors = (value for product in products for value in product.inputs if value is not None)
+    sources = (behind(value, (*PASSED, "Dropout")).producer() for value in factors)
+    return any(source is not None and source.op_type in _AFTER for source in sources)
+
+
+_SOFTMAXES, _AFTER = {"Softmax", "LogSoftmax", "Exp", "ReduceMax"}, {"Softmax", "Div"}
+"""Operators that a softmax begins with, and those that it ends with, also if it is written out."""
+
+_BETWEEN = {*_MOVES, "Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Concat", "Pad"}
+"""Operators between such a sum and its softmax."""
+
+_DEPTH = 8
 
 
 def _selection(node: ir.Node) -> list[ir.Node]:

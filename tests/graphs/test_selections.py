@@ -13,25 +13,33 @@ from descriptions import described
 
 from posexport.graphs.evaluate import Evaluator
 from posexport.graphs.selections import with_selections
+from posexport.rewrite.result import REWRITTEN
+from posexport.rewrite.rewriter import rewrite_model
 
 X = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32)
 SEEN = np.array([[True, False, True], [False, True, True]])[:, None]
 CAUSAL = np.tri(3, dtype=bool)
 
 
-def model_of(body: str) -> ir.Model:
-    """A graph from x, `seen` (truth values) and `ids` (integers) to y, in the notation of onnx's parser."""
+AFTER = "z = Softmax(y)"
+
+
+def model_of(body: str, after: str = AFTER) -> ir.Model:
+    """A graph from x, `seen` (truth values) and `ids` (integers) to z, in the notation of onnx's parser.
+
+    `body` computes y, and `after` computes z from it.
+    """
     text = f"""<ir_version: 10, opset_import: ["" : 18]>
-        g (float[2, 3, 3] x, bool[2, 1, 3] seen, int64[2, 1, 3] ids) => (float[2, 3, 3] y)
+        g (float[2, 3, 3] x, bool[2, 1, 3] seen, int64[2, 1, 3] ids) => (float[2, 3, 3] z)
         <float low = {{-1000}}, float one = {{1}}, float[3, 3] tri = {{1, 0, 0, 1, 1, 0, 1, 1, 1}},
          float[3, 3] above = {{0, -7, -7, 0, 0, -7, 0, 0, 0}}, float[3, 3] uneven = {{0, -7, -6, 0, 0, -7, 0, 0, 0}},
-         float[3, 3] halves = {{0.5, 0, 0, 1, 1, 0, 1, 1, 1}}> {{ {body} }}"""
+         float[3, 3] halves = {{0.5, 0, 0, 1, 1, 0, 1, 1, 1}}> {{ {body} {after} }}"""
     return ir.serde.deserialize_model(onnx.parser.parse_model(text))
 
 
 def evaluated(model: ir.Model) -> np.ndarray[Any, Any]:
     given = {"x": torch.from_numpy(X), "seen": torch.from_numpy(SEEN), "ids": torch.from_numpy(SEEN * 1)}
-    return Evaluator(model).run(given)["y"].numpy()
+    return Evaluator(model).run(given, ["y"])["y"].numpy()
 
 
 FACTORS = "m = Cast<to = 1>(seen) not = Not(seen) n = Cast<to = 1>(not)"
@@ -63,8 +71,7 @@ def test_a_choice_is_a_where(name: str) -> None:
     model, expected = model_of(body), np.where(kept, X, np.float32(number))
     np.testing.assert_array_equal(evaluated(model), expected)
     with_selections(model.graph)
-    last = model.graph.outputs[0].producer()
-    assert last is not None and last.op_type == "Where"
+    assert [node.op_type for node in model.graph if node.outputs[0].name == "y"] == ["Where"]
     np.testing.assert_array_equal(evaluated(model), expected)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
 
@@ -91,7 +98,19 @@ def test_other_sums_stay(name: str) -> None:
     np.testing.assert_array_equal(evaluated(model), before)
 
 
-def test_attention_as_tensorflow_writes_it_is_recognised() -> None:
+def test_weights_are_chosen_too() -> None:
+    model = model_of(f"s = Softmax(x) {FACTORS} a = Mul(m, s) b = Mul(low, n) y = Add(a, b)", "z = MatMul(y, x)")
+    with_selections(model.graph)
+    assert "Where" in {node.op_type for node in model.graph}
+
+
+def test_sums_far_from_a_softmax_stay() -> None:
+    model = model_of(CHOICES["truth values"][0], "t = Tanh(y) z = Softmax(t)")
+    with_selections(model.graph)
+    assert "Where" not in {node.op_type for node in model.graph}
+
+
+def test_attention_as_tensorflow_writes_it_is_described_and_rewritten() -> None:
     """tf2onnx: keys by queries, transposed afterwards, with a mask of products before and after the softmax."""
     text = """<ir_version: 10, opset_import: ["" : 17]> g (
         int32[b, s] token_ids, int32[b, s] padding_mask) => (float[b, s, 8] y)
@@ -124,3 +143,5 @@ def test_attention_as_tensorflow_writes_it_is_recognised() -> None:
     assert (found["num_heads"], found["head_dim"], found["scale"]) == (2, 4, 0.5)
     assert found["encoding"] == {"name": "none"}
     assert (found["mask"]["kind"], found["mask"]["padding"]) == ("causal", ["padding_mask"])
+    done = rewrite_model(ir.from_proto(model), form="native", target="ort")
+    assert [one.state for one in done.sites] == [REWRITTEN]

@@ -9,7 +9,6 @@ infinite or no number. Other sums stay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import attrs
 import numpy as np
@@ -19,6 +18,7 @@ from posexport.graphs.attention.behind import PASSED, behind
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.nearest import nearest_first
 from posexport.graphs.node_arguments import input_of
+from posexport.graphs.replacements import new_node, replace_node
 from posexport.spec.arrays import Array
 
 _MOVES = {*PASSED, "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Tile", "Slice", "Gather", "Trilu"}
@@ -37,14 +37,8 @@ def with_selections(graph: ir.Graph) -> None:
     """Replace the sums before and after a softmax that choose between a value and a number."""
     for node in [*graph]:
         made = _selection(node) if node.op_type in ("Add", "Sub") and not node.domain else []
-        if not made or not _is_by_a_softmax(node):
-            continue
-        graph.insert_before(node, made)
-        old, new = node.outputs[0], made[-1].outputs[0]
-        name, new.shape, new.type = old.name, old.shape, old.type
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        old.name, new.name = f"{name}/sum", name
-        graph.remove(node, safe=True)
+        if made and _is_by_a_softmax(node):
+            replace_node(node, made)
 
 
 def _is_by_a_softmax(node: ir.Node) -> bool:
@@ -91,11 +85,11 @@ def _selection(node: ir.Node) -> list[ir.Node]:
 def _where(node: ir.Node, value: ir.Value, factor: _Factor, number: Array) -> list[ir.Node]:
     name, made, condition = node.name or f"{node.outputs[0].name}/chosen", list[ir.Node](), factor.condition
     if condition.dtype != ir.DataType.BOOL:
-        made.append(_node("Cast", f"{name}/condition", [condition], to=ir.DataType.BOOL))
+        made.append(new_node("Cast", f"{name}/condition", [condition], to=ir.DataType.BOOL))
         condition = made[-1].outputs[0]
-    made.append(_node("Constant", f"{name}/number", [], value=ir.tensor(number)))
+    made.append(new_node("Constant", f"{name}/number", [], value=ir.tensor(number)))
     sides = [value, made[-1].outputs[0]]
-    return [*made, _node("Where", name, [condition, *(sides[::-1] if factor.turned else sides)])]
+    return [*made, new_node("Where", name, [condition, *(sides[::-1] if factor.turned else sides)])]
 
 
 def _products(value: ir.Value) -> Iterator[tuple[ir.Value, _Factor]]:
@@ -187,7 +181,3 @@ _TRUTHS = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "
 def _both_orders(node: ir.Node) -> Iterable[tuple[ir.Value, ir.Value]]:
     first, second = node.inputs[0], node.inputs[1]
     return [] if first is None or second is None else [(first, second), (second, first)]
-
-
-def _node(op_type: str, name: str, inputs: list[ir.Value], **attributes: Any) -> ir.Node:
-    return ir.node(op_type, inputs, attributes, name=name, outputs=[ir.Value(name=name)])

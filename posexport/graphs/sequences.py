@@ -9,12 +9,11 @@ sequences stay. A part that doesn't exist becomes empty; before, it was an error
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.node_arguments import input_of, maker_of
+from posexport.graphs.replacements import new_node, replace_node
 
 _WHOLE = 2**31 - 1
 """A Slice with this end takes all up to the end of the axis."""
@@ -27,12 +26,7 @@ def without_sequences(graph: ir.Graph) -> None:
         made = _part(split, node) if split is not None and split.graph is graph else []
         if split is None or not made:
             continue
-        graph.insert_before(node, made)
-        old, new = node.outputs[0], made[-1].outputs[0]
-        name, new.shape, new.type = old.name, old.shape, old.type
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        old.name, new.name = f"{name}/in_sequence", name
-        graph.remove(node, safe=True)
+        replace_node(node, made)
         if not split.outputs[0].uses() and not split.outputs[0].is_graph_output():
             graph.remove(split, safe=True)
 
@@ -45,13 +39,13 @@ def _part(split: ir.Node, node: ir.Node) -> list[ir.Node]:
     axis, name, index = split.attributes.get_int("axis", 0), f"{node.outputs[0].name}/part", place[1][0]
     if sizes is None and not split.attributes.get_int("keepdims", 1):
         where = _constant(f"{name}/place", index)
-        return [where, _node("Gather", name, [split.inputs[0], where.outputs[0]], axis=axis)]
+        return [where, new_node("Gather", name, [split.inputs[0], where.outputs[0]], axis=axis)]
     bounds = _bounds(index, ((), [1]) if sizes is None else sizes)
     if bounds is None:
         return []
     numbers = zip(("start", "end", "axis"), (*bounds, axis), strict=True)
     constants = [_constant(f"{name}/{what}", [number]) for what, number in numbers]
-    return [*constants, _node("Slice", name, [split.inputs[0], *(one.outputs[0] for one in constants)])]
+    return [*constants, new_node("Slice", name, [split.inputs[0], *(one.outputs[0] for one in constants)])]
 
 
 def _bounds(index: int, sizes: tuple[tuple[int, ...], list[int]]) -> tuple[int, int] | None:
@@ -77,8 +71,4 @@ def _numbers(value: ir.Value | None) -> tuple[tuple[int, ...], list[int]] | None
 
 
 def _constant(name: str, number: int | list[int]) -> ir.Node:
-    return _node("Constant", name, [], value=ir.tensor(number, dtype=ir.DataType.INT64))
-
-
-def _node(op_type: str, name: str, inputs: list[ir.Value | None], **attributes: Any) -> ir.Node:
-    return ir.node(op_type, inputs, attributes, name=name, outputs=[ir.Value(name=name)])
+    return new_node("Constant", name, [], value=ir.tensor(number, dtype=ir.DataType.INT64))

@@ -213,10 +213,11 @@ def _guesses(
 ) -> dict[str, str | None]:
     kinds = {name: given.get(name) or _guess(name, value, rows[name]) for name, value in values.items()}
     _tell_encoder_apart(kinds, given)
+    plain = [plain_name(name) for name in kinds]
     for name, kind in kinds.items():
         if kind in _BY_SENSE.values() and name not in given:
             kinds[name] = _BY_SENSE.get(sense_of(values[name]) or "", kind)
-            if kinds[name] == "attention_mask" and _is_of_encoder(name, kinds):
+            if kinds[name] == "attention_mask" and _is_of_encoder(plain_name(name), plain):
                 kinds[name] = "encoder_attention_mask"
     return kinds
 
@@ -318,11 +319,9 @@ def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) 
     So is a text beside the tokens of a picture.
     """
     plain = {name: plain_name(name) for name, kind in kinds.items() if kind in ("token_ids", "features")}
-    for source, target in _SIDES:
-        if any(re.match(target, other) for other in plain.values()):
-            for name, lower in plain.items():
-                if name not in given and re.match(source, lower):
-                    kinds[name] = f"encoder_{kinds[name]}"
+    for name, lower in plain.items():
+        if name not in given and _is_of_encoder(lower, plain.values()):
+            kinds[name] = f"encoder_{kinds[name]}"
     if not any("decoder_input" in name for name in kinds):
         return
     for name, kind in kinds.items():
@@ -330,11 +329,10 @@ def _tell_encoder_apart(kinds: dict[str, str | None], given: Mapping[str, str]) 
             kinds[name] = f"encoder_{kind}"
 
 
-def _is_of_encoder(name: str, names: Iterable[str]) -> bool:
-    """Whether a mask is named as that of an encoder, and other inputs as those of its decoder."""
-    plain = [plain_name(other) for other in names]
-    sides = ((source, target) for source, target in _SIDES if re.match(source, plain_name(name)))
-    return any(re.match(target, other) for _, target in sides for other in plain)
+def _is_of_encoder(name: str, others: Collection[str]) -> bool:
+    """Whether an input is named as one of an encoder, and another one as one of its decoder; all by plain names."""
+    targets = [target for source, target in _SIDES if re.match(source, name)]
+    return any(re.match(target, other) for target in targets for other in others)
 
 
 def _unknown(name: str, value: ir.Value) -> RequestError:

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import onnx_ir as ir
 
-from posexport.graphs.attention.behind import PASSED, behind
+from posexport.graphs.attention.behind import PASSED, behind, stored_number
 from posexport.graphs.attention.dataflow import constant_of
 from posexport.graphs.nearest import nearest_first
 from posexport.graphs.node_arguments import input_of
@@ -36,8 +36,10 @@ class _Factor:
 def with_selections(graph: ir.Graph) -> None:
     """Replace the sums before and after a softmax that choose between a value and a number."""
     for node in [*graph]:
-        made = _selection(node) if node.op_type in ("Add", "Sub") and not node.domain else []
-        if made and _is_by_a_softmax(node):
+        is_sum = node.op_type in ("Add", "Sub") and not node.domain
+        # asked first, so that no large weights are read
+        made = _selection(node) if is_sum and _is_by_a_softmax(node) else []
+        if made:
             replace_node(node, made)
 
 
@@ -142,17 +144,14 @@ def _factor(value: ir.Value) -> _Factor | None:
             value = node.inputs[0]
         elif node.op_type in PASSED and not _gives_truths(node):
             value = node.inputs[0]
-        elif node.op_type == "Sub" and _is_one(node.inputs[0]) and (right := input_of(node, 1)) is not None:
+        elif (
+            node.op_type == "Sub" and stored_number(node.inputs[0]) == 1.0 and (right := input_of(node, 1)) is not None
+        ):
             turned = not turned
             value = right
         else:
             break
     return _Factor(value, turned) if _is_binary(value) else None
-
-
-def _is_one(value: ir.Value) -> bool:
-    tensor = constant_of(value)
-    return tensor is not None and tensor.size == 1 and bool(tensor.numpy().reshape(-1)[0] == 1)
 
 
 def _is_binary(value: ir.Value) -> bool:

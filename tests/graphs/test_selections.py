@@ -21,10 +21,7 @@ SEEN = np.array([[True, False, True], [False, True, True]])[:, None]
 CAUSAL = np.tri(3, dtype=bool)
 
 
-AFTER = "z = Softmax(y)"
-
-
-def model_of(body: str, after: str = AFTER) -> ir.Model:
+def model_of(body: str, after: str = "z = Softmax(y)") -> ir.Model:
     """A graph from x, `seen` (truth values) and `ids` (integers) to z, in the notation of onnx's parser.
 
     `body` computes y, and `after` computes z from it.
